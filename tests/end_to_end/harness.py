@@ -1,0 +1,111 @@
+"""Runs the stock entry ``verl.trainer.main_ppo`` in a process group of its own and hands back what it logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOG_TAIL = 60
+
+#: what every test run changes in a recipe: a few short trajectories, no validation, metrics to a file
+SMALL = {
+    "data.train_batch_size": 4,
+    "data.val_max_samples": 4,
+    "data.max_prompt_length": 128,
+    "data.max_response_length": 24,
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.rollout.max_model_len": 160,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+    "trainer.logger": "[console,file]",
+    "trainer.val_before_train": "false",
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.resume_mode": "disable",
+    "+ray_kwargs.ray_init.address": "local",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: ``rows[i]`` are the metrics logged at the i-th step."""
+
+    rows: list[dict[str, float]]
+    log: Path
+    seconds: float
+    returncode: int
+
+    @property
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
+
+
+def train(
+    folder: Path,
+    overrides: dict[str, object],
+    recipe: str = "grpo",
+    timeout: float = 600,
+    environment: dict[str, str] | None = None,
+    check: bool = True,
+) -> Run:
+    """Run ``recipe`` on the CPU platform inside ``folder``.
+
+    Args:
+        overrides: Hydra overrides on top of :data:`SMALL`; a key prefixed with ``+`` replaces the one without.
+        check: fail with the tail of the log unless the run ends with code 0.
+    """
+    merged = {key: value for key, value in SMALL.items() if key.lstrip("+") not in {k.lstrip("+") for k in overrides}}
+    merged |= overrides
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(ROOT / "recipes")]
+    command += ["--config-name", recipe, "+platform=cpu"]
+    command += [f"{key}={value}" for key, value in merged.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics, log = folder / "metrics.jsonl", folder / "log.txt"
+    variables = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    variables |= {
+        "VERL_PLATFORM": "cpu",
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_DEDUP_LOGS": "0",
+        **(environment or {}),
+    }
+    began = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(timeout)
+            why = f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"still running after {timeout:.0f} s"
+        finally:
+            stop(process)
+    rows = [json.loads(line)["data"] for line in read_lines(metrics)]
+    run = Run(rows, log, time.monotonic() - began, process.returncode)
+    if check and why != "exit code 0":
+        raise AssertionError(f"{why} after {len(rows)} steps, log {log}:\n{run.tail}")
+    return run
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the trainer and what it started: Ray keeps its daemons in the session of the driver."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        time.sleep(0.5)
+    process.wait()
+
+
+def read_lines(path: Path) -> Iterable[str]:
+    return path.read_text().splitlines() if path.is_file() else []
