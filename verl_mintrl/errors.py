@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class InterventionError(Exception):
     """Base of all errors raised by this package.
@@ -37,7 +39,13 @@ class JudgeError(InterventionError):
 
     Args:
         kind: short machine-readable cause, one of :data:`JUDGE_ERROR_KINDS`; becomes part of a metric name.
+
+    Attributes:
+        usage: :class:`verl_mintrl.judges.protocol.Usage` of the calls that were paid for although they gave nothing;
+            None where no call was made or its cost is unknown.
     """
+
+    usage: Any = None
 
     def __init__(self, message: str, hint: str = "", kind: str = "exception") -> None:
         super().__init__(message, hint)
@@ -46,7 +54,7 @@ class JudgeError(InterventionError):
         self.kind = kind
 
     def __reduce__(self):
-        return type(self), (self.message, self.hint, self.kind)
+        return type(self), (self.message, self.hint, self.kind), {"usage": self.usage}
 
 
 JUDGE_ERROR_KINDS = frozenset(
@@ -62,5 +70,6 @@ JUDGE_ERROR_KINDS = frozenset(
         "empty_correction",  # REVISE with nothing to insert
         "same_correction",  # the correction equals what it would replace
         "too_long",  # the correction exceeds max_insertion_tokens
+        "context",  # the question does not fit into the judge's context
     }
 )

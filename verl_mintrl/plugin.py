@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 #: module of verl -> modules of ours that register themselves into it on import
 HOOKS = {
-    "verl.trainer.ppo.core_algos": "verl_mintrl.learning.registration",
+    "verl.trainer.ppo.core_algos": "verl_mintrl.objective",
     "verl.experimental.agent_loop": "verl_mintrl.rollout.agent_loop",
     "verl.trainer.ppo.v1": "verl_mintrl.trainer",
 }

@@ -1,0 +1,332 @@
+"""The ``intervention:`` node as dataclasses. Defaults live here; ``config/intervention/base.yaml`` mirrors them (tested).
+
+Values marked [inf] are stated by neither paper: they are assumptions, kept as config values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Optional
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_mintrl.errors import ConfigError
+
+NODE = "intervention"
+
+
+def _choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        raise ConfigError(
+            f"{NODE}.{key} is {value!r}; expected one of {', '.join(allowed)}.",
+            f"did you mean {near[0]!r}?" if near else f"set {NODE}.{key} to one of them.",
+        )
+
+
+def _at_least(key: str, value: float | None, low: float, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if value is None or not math.isfinite(value) or value < low:
+        raise ConfigError(f"{NODE}.{key} is {value}; expected a number >= {low}.", f"change {NODE}.{key}.")
+
+
+def _above(key: str, value: float | None, low: float, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if value is None or not math.isfinite(value) or value <= low:
+        raise ConfigError(f"{NODE}.{key} is {value}; expected a number > {low}.", f"change {NODE}.{key}.")
+
+
+@dataclass
+class ControlConfig:
+    """Sessions of a group that are never intervened on.
+
+    Attributes:
+        size: how many of the G sessions; None = G // 2 (4 of 8, MENTOR's split [inf]).
+        train: whether they are trained on too [inf].
+    """
+
+    size: Optional[int] = None  # noqa: UP045 - omegaconf reads Optional[...]
+    train: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("control.size", self.size, 0, optional=True)
+
+
+@dataclass
+class ReviewConfig:
+    """When the judge looks. Exactly one of ``every_tokens`` and ``every_steps`` is set.
+
+    Attributes:
+        every_tokens: response tokens between reviews [inf: 512].
+        every_steps: completed steps between reviews.
+        segmenter: name of a step segmenter or "package.module:function"; paragraphs for math and text, code for fences.
+        at_end: whether an ended response may be reviewed (its ending can then be cut and continued).
+    """
+
+    every_tokens: Optional[int] = 512  # noqa: UP045
+    every_steps: Optional[int] = None  # noqa: UP045
+    segmenter: str = "paragraph"
+    at_end: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("review.every_tokens", self.every_tokens, 1, optional=True)
+        _at_least("review.every_steps", self.every_steps, 1, optional=True)
+        if (self.every_tokens is None) == (self.every_steps is None):
+            raise ConfigError(
+                f"{NODE}.review.every_tokens is {self.every_tokens} and every_steps is {self.every_steps}; "
+                "expected exactly one of them.",
+                f"set the other one of {NODE}.review.every_tokens and {NODE}.review.every_steps to null.",
+            )
+
+
+@dataclass
+class BudgetConfig:
+    """Limits per session (MInTRL app. H names the knobs, not the values: all [inf], see papers.md of Relay-OPD and InT).
+
+    Attributes:
+        max_reviews: looks of the judge.
+        max_insertions: accepted corrections.
+        max_insertion_tokens: tokens of one correction; a longer one is a judge error, never cut.
+        max_inserted_share: corrector tokens / response tokens right after an insertion. 2-4 % over all trained tokens is the
+            paper's optimum; one short response exceeds that by nature, so this is a ceiling, not the target.
+    """
+
+    max_reviews: int = 4
+    max_insertions: int = 2
+    max_insertion_tokens: int = 256
+    max_inserted_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        _at_least("budget.max_reviews", self.max_reviews, 1)
+        _at_least("budget.max_insertions", self.max_insertions, 1)
+        _at_least("budget.max_insertion_tokens", self.max_insertion_tokens, 1)
+        _above("budget.max_inserted_share", self.max_inserted_share, 0)
+        if self.max_inserted_share > 1:
+            raise ConfigError(
+                f"{NODE}.budget.max_inserted_share is {self.max_inserted_share}; it is a share, at most 1.",
+                f"change {NODE}.budget.max_inserted_share.",
+            )
+
+
+@dataclass
+class PromptsConfig:
+    """Paths of prompt templates that replace the shipped ones; None = shipped."""
+
+    reviewer: Optional[str] = None  # noqa: UP045
+
+
+BACKENDS = ("python", "policy")
+
+
+@dataclass
+class JudgeConfig:
+    """Who reviews, what it may see, and what happens when it fails.
+
+    Attributes:
+        backend: ``python`` (a function) or ``policy`` (the policy's own servers, self-intervention).
+        function: "package.module:name" or "path.py:name", for ``python``.
+        evidence: none | outcome | rubric | gold.
+        evidence_column: dotted path into the dataset row that holds the rubric or gold text.
+        prompts: template files, for ``policy``.
+        temperature: sampling temperature of ``policy``.
+        max_answer_tokens: answer limit of ``policy``.
+        call_deadline_s: seconds one call may take.
+        session_deadline_s: seconds of judge time one session may use; after that it goes on without a judge.
+        max_concurrency: calls in flight per rollout worker process.
+        on_error: keep (the policy goes on, counted) | mask (the session leaves loss and baselines) | fail (the run stops).
+        max_error_rate: share of failed calls in one update above which the run stops.
+        min_calls: calls below which that share is not looked at.
+    """
+
+    backend: str = "python"
+    function: Optional[str] = None  # noqa: UP045
+    evidence: str = "none"
+    evidence_column: Optional[str] = None  # noqa: UP045
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    temperature: float = 0.0
+    max_answer_tokens: int = 512
+    call_deadline_s: float = 120.0
+    session_deadline_s: float = 600.0
+    max_concurrency: int = 64
+    on_error: str = "keep"
+    max_error_rate: float = 0.5
+    min_calls: int = 20
+
+    def __post_init__(self) -> None:
+        _choice("judge.backend", self.backend, BACKENDS)
+        _choice("judge.evidence", self.evidence, ("none", "outcome", "rubric", "gold"))
+        _choice("judge.on_error", self.on_error, ("keep", "mask", "fail"))
+        _at_least("judge.temperature", self.temperature, 0)
+        _at_least("judge.max_answer_tokens", self.max_answer_tokens, 1)
+        _above("judge.call_deadline_s", self.call_deadline_s, 0)
+        _above("judge.session_deadline_s", self.session_deadline_s, 0)
+        _at_least("judge.max_concurrency", self.max_concurrency, 1)
+        _at_least("judge.max_error_rate", self.max_error_rate, 0)
+        _at_least("judge.min_calls", self.min_calls, 1)
+        if self.backend == "python" and not self.function:
+            raise ConfigError(
+                f"{NODE}.judge.backend is python but {NODE}.judge.function is not set.",
+                f"set {NODE}.judge.function to 'package.module:name' or 'path.py:name'.",
+            )
+        if self.evidence in ("rubric", "gold") and not self.evidence_column:
+            raise ConfigError(
+                f"{NODE}.judge.evidence is {self.evidence} but {NODE}.judge.evidence_column is not set.",
+                f"set {NODE}.judge.evidence_column, e.g. reward_model.ground_truth, or {NODE}.judge.evidence: none.",
+            )
+
+
+@dataclass
+class AdvantageConfig:
+    """Baseline (method: control rollouts, MInTRL section on control-based advantage).
+
+    Attributes:
+        estimator: ``control`` (A* = r - V of the control sessions) or ``grpo`` (verl's own, over the whole group).
+        v_mode: ``mean`` or ``soft`` (beta1 * log mean exp(r / beta1), A*-PO / OAPL).
+        beta1: temperature of ``soft`` [inf: 0.5-1].
+    """
+
+    estimator: str = "control"
+    v_mode: str = "mean"
+    beta1: float = 0.5
+
+    def __post_init__(self) -> None:
+        _choice("advantage.estimator", self.estimator, ("control", "grpo"))
+        _choice("advantage.v_mode", self.v_mode, ("mean", "soft"))
+        _above("advantage.beta1", self.beta1, 0)
+
+
+@dataclass
+class AnchorConfig:
+    """Anchor log-prob of corrector tokens (MInTRL Eq. 11).
+
+    Attributes:
+        mode: ``const`` (kappa) or ``proxy`` (log pi_t).
+        kappa: the constant, nats per token [inf: 0.0].
+        max_bonus: cap on |beta * sum_I w (kappa - log pi_t)| per session, in units of reward [inf: 0.5].
+        relax: ``always`` or ``success`` (only sessions above the success threshold) [inf].
+    """
+
+    mode: str = "const"
+    kappa: float = 0.0
+    max_bonus: float = 0.5
+    relax: str = "always"
+
+    def __post_init__(self) -> None:
+        _choice("anchor.mode", self.mode, ("const", "proxy"))
+        _choice("anchor.relax", self.relax, ("always", "success"))
+        _at_least("anchor.max_bonus", self.max_bonus, 0)
+        if not math.isfinite(self.kappa):
+            raise ConfigError(f"{NODE}.anchor.kappa is {self.kappa}; expected a finite number.", "change it.")
+
+
+@dataclass
+class ObjectiveConfig:
+    """Settings of the policy loss ``intervention_regression``; ``actor.policy_loss`` interpolates from here.
+
+    Attributes:
+        beta: residual scale per nat [inf: 1e-3, A*-PO / OAPL].
+        loss_scale: ``horizon`` 1/(2 beta L), ``reinforce`` 1/(2 beta), ``raw`` 1.
+        length_norm: ``none`` or ``mean`` (divides the sum inside the residual and so changes what beta means).
+    """
+
+    beta: float = 1e-3
+    loss_scale: str = "horizon"
+    length_norm: str = "none"
+
+    def __post_init__(self) -> None:
+        _above("objective.beta", self.beta, 0)
+        _choice("objective.loss_scale", self.loss_scale, ("horizon", "reinforce", "raw"))
+        _choice("objective.length_norm", self.length_norm, ("none", "mean"))
+
+
+@dataclass
+class ScheduleConfig:
+    """Early stopping of the intervention (MInTRL: active for 200 of 500 updates).
+
+    Attributes:
+        stop_after_updates: last global step with interventions; None = never stop.
+        decay: ``none``, ``linear`` or ``cosine`` decay of the intervened share of sessions down to 0 at that step.
+    """
+
+    stop_after_updates: Optional[int] = None  # noqa: UP045
+    decay: str = "none"
+
+    def __post_init__(self) -> None:
+        _at_least("schedule.stop_after_updates", self.stop_after_updates, 0, optional=True)
+        _choice("schedule.decay", self.decay, ("none", "linear", "cosine"))
+        if self.decay != "none" and not self.stop_after_updates:
+            raise ConfigError(
+                f"{NODE}.schedule.decay is {self.decay} but {NODE}.schedule.stop_after_updates is not set.",
+                f"set {NODE}.schedule.stop_after_updates: the share reaches 0 there.",
+            )
+
+
+@dataclass
+class InterventionConfig:
+    """The whole node.
+
+    Attributes:
+        trigger: ``never`` or ``periodic``.
+        only_if_control_fails: intervene only in groups whose control sessions all failed (the ``mintrl_gated`` preset).
+        success_threshold: a reward above it is a success.
+    """
+
+    trigger: str = "periodic"
+    only_if_control_fails: bool = False
+    success_threshold: float = 0.0
+    control: ControlConfig = field(default_factory=ControlConfig)
+    review: ReviewConfig = field(default_factory=ReviewConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    judge: JudgeConfig = field(default_factory=lambda: JudgeConfig(function="verl_mintrl.judges.arithmetic:review"))
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    anchor: AnchorConfig = field(default_factory=AnchorConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        _choice("trigger", self.trigger, ("never", "periodic"))
+        if not math.isfinite(self.success_threshold):
+            raise ConfigError(f"{NODE}.success_threshold is {self.success_threshold}; expected a number.", "change it.")
+
+    def control_size(self, n: int) -> int:
+        """Number of control sessions in a group of ``n``."""
+        return n // 2 if self.control.size is None else self.control.size
+
+
+def parse(node: Mapping[str, Any]) -> InterventionConfig:
+    """Typed config from the raw ``intervention:`` node.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest known one), a wrong type or a value out of range.
+    """
+    raw = OmegaConf.to_container(OmegaConf.create(node), resolve=True) if not isinstance(node, dict) else node
+    _refuse_unknown(raw, InterventionConfig(), NODE)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), OmegaConf.create(raw))
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{NODE}.{error.full_key} has a value of the wrong type: {str(error.msg).splitlines()[0]}.",
+            f"change {NODE}.{error.full_key}.",
+        ) from None
+    return OmegaConf.to_object(merged)  # type: ignore[return-value]
+
+
+def _refuse_unknown(raw: Any, default: Any, path: str) -> None:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{path} is {raw!r}; expected a mapping.", f"write {path} as a block of keys.")
+    known = {f.name: getattr(default, f.name) for f in fields(default)}
+    for key, value in raw.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
+            raise ConfigError(
+                f"unknown config key {path}.{key}.",
+                f"did you mean {path}.{near[0]}?" if near else f"known keys of {path}: {', '.join(sorted(known))}.",
+            )
+        if is_dataclass(known[key]):
+            _refuse_unknown(value, known[key], f"{path}.{key}")

@@ -1,0 +1,1 @@
+"""Who reviews a rollout: one protocol, several backends, one failure policy."""

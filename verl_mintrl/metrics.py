@@ -1,0 +1,140 @@
+"""What is reported about interventions, computed on the driver. Pure.
+
+Every name starts with ``intervention/``. verl picks a reduction by substring, so no name contains min, max, sum or total.
+A mean over nothing is left out rather than reported as 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from verl_mintrl.errors import JUDGE_ERROR_KINDS
+from verl_mintrl.learning.targets import Rows, Targets
+from verl_mintrl.trajectory.record import Outcome, Role, SessionRecord
+
+PREFIX = "intervention/"
+#: reasons for which a correction is not used although the judge answered properly
+REJECTIONS = ("insertions", "share", "no_room")
+
+
+def judge_counts(records: Iterable[SessionRecord]) -> tuple[int, Counter[str]]:
+    """Reviews asked for, and how many of them failed, by kind."""
+    reviews = [review for record in records for review in record.reviews]
+    return len(reviews), Counter(r.reason for r in reviews if r.outcome == Outcome.ERROR)
+
+
+def rollout_metrics(records: Sequence[SessionRecord], success: Sequence[bool], rewards: Sequence[float]) -> dict[str, float]:
+    """Metrics of how the sessions were sampled.
+
+    Args:
+        records: one per session, padding excluded.
+        success: whether each session's reward is above the success threshold.
+        rewards: outcome reward of each session.
+    """
+    reviews = [review for record in records for review in record.reviews]
+    outcomes = Counter(review.outcome for review in reviews)
+    total, errors = judge_counts(records)
+    rejected = Counter(review.reason for review in reviews if review.outcome == Outcome.REJECTED)
+    treated = [record for record in records if record.role == Role.TREATED]
+    intervened = [record for record in records if record.intervened]
+    metrics: dict[str, float] = {
+        "active": float(any(record.active for record in records)),
+        "sessions_treated": len(treated),
+        "sessions_intervened": len(intervened),
+        "sessions_gated_off": sum(record.gated_off for record in records),
+        "sessions_masked": sum(record.masked for record in records),
+        "reviews": total,
+        "reviews_kept": outcomes[Outcome.KEPT],
+        "reviews_inserted": outcomes[Outcome.INSERTED],
+        "reviews_rejected": outcomes[Outcome.REJECTED],
+        "reviews_failed": outcomes[Outcome.ERROR],
+        "judge_calls": sum(review.judge_calls for review in reviews),
+        "judge_prompt_tokens": sum(review.judge_prompt_tokens for review in reviews),
+        "judge_completion_tokens": sum(review.judge_completion_tokens for review in reviews),
+    }
+    metrics |= {f"rejected/{reason}": rejected[reason] for reason in REJECTIONS}
+    metrics |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
+    if total:
+        latency = [review.judge_seconds for review in reviews]
+        metrics["judge_error_rate"] = errors.total() / total
+        metrics["judge_latency_p50"], metrics["judge_latency_p95"] = np.quantile(latency, (0.5, 0.95)).tolist()
+    waiting = sum(review.judge_seconds for record in treated for review in record.reviews)
+    writing = sum(record.generate_seconds for record in treated)
+    if waiting + writing > 0:
+        metrics["judge_wait_share"] = waiting / (waiting + writing)
+    if intervened:
+        insertions = sum(review.inserted is not None for record in intervened for review in record.reviews)
+        metrics["insertions_per_intervened_session"] = insertions / len(intervened)
+    for name, chosen in (
+        ("control", [r.role == Role.CONTROL for r in records]),
+        ("treated", [r.role == Role.TREATED and not r.gated_off for r in records]),
+        ("intervened", [r.intervened for r in records]),
+    ):
+        if any(chosen):
+            metrics[f"success_{name}"] = float(np.mean([s for s, c in zip(success, chosen, strict=True) if c]))
+            metrics[f"reward_{name}"] = float(np.mean([r for r, c in zip(rewards, chosen, strict=True) if c]))
+    if (gain := rescue_gain(records, rewards)) is not None:
+        metrics["rescue_gain"] = gain
+    return {PREFIX + name: float(value) for name, value in metrics.items()}
+
+
+def rescue_gain(records: Sequence[SessionRecord], rewards: Sequence[float]) -> float | None:
+    """Mean over all non-control sessions of (reward - mean reward of the group's control sessions), in reward units.
+
+    Not only the intervened sessions: which of them would have failed anyway cannot be observed under the periodic trigger.
+    None if no group has both.
+    """
+    controls: dict[str, list[float]] = {}
+    for record, reward in zip(records, rewards, strict=True):
+        if record.role == Role.CONTROL and not record.masked:
+            controls.setdefault(record.uid, []).append(reward)
+    gains = [
+        reward - float(np.mean(controls[record.uid]))
+        for record, reward in zip(records, rewards, strict=True)
+        if record.role != Role.CONTROL and not record.masked and record.uid in controls
+    ]
+    return float(np.mean(gains)) if gains else None
+
+
+def learning_metrics(rows: Rows, targets: Targets, intervened: torch.Tensor) -> dict[str, float]:
+    """Metrics of what is learned from.
+
+    Args:
+        rows: the update's rows, padding included (it is not counted).
+        targets: what the loss will read.
+        intervened: (N,) bool, corrector tokens stand in the response.
+    """
+    mask = rows.mask.bool()
+    trained = mask.any(-1)
+    inserted = rows.inserted & mask
+    per_row = (targets.advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    metrics: dict[str, float] = {"effective_rows": int(trained.sum())}
+    if tokens := int(mask.sum()):
+        metrics["off_policy_token_share"] = int(inserted.sum()) / tokens
+    if responses := int((rows.authors > 0).sum()):
+        metrics["inserted_token_share"] = int(rows.inserted.sum()) / responses
+    for name, chosen in (
+        ("control", trained & rows.is_control),
+        ("intervened", trained & intervened),
+        ("other", trained & ~rows.is_control & ~intervened),
+    ):
+        if chosen.any():
+            metrics[f"advantage_{name}"] = per_row[chosen].mean().item()
+    if targets.control is not None:
+        metrics["lone_controls"] = targets.control.lone_controls
+        metrics["empty_controls"] = targets.control.empty_controls
+        if rows.included.any():
+            metrics["value"] = targets.control.values[rows.included].mean().item()
+    chosen = trained & intervened
+    if chosen.any():
+        metrics["bonus"] = targets.anchor.bonus[chosen].mean().item()
+        metrics["bonus_capped_share"] = (targets.anchor.scale[chosen] < 1).float().mean().item()
+        metrics["sign_flips"] = int(targets.anchor.flipped[chosen].sum())
+    if inserted.any():
+        metrics["inserted_log_prob"] = rows.old_log_probs[inserted].mean().item()
+        metrics["inserted_weight"] = rows.weights[inserted].mean().item()
+    return {PREFIX + name: float(value) for name, value in metrics.items()}

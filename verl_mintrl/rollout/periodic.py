@@ -1,0 +1,223 @@
+"""Trigger ``periodic``: generate - review - intervene - go on (MInTRL, arXiv 2609.12419, Algorithm 1).
+
+No verl and no Ray here: the policy is a :class:`Writer`, the judge a :class:`Judge`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
+from verl_mintrl.errors import JudgeError
+from verl_mintrl.judges.protocol import Judge, Review, ReviewRequest, Usage, Verdict
+from verl_mintrl.rollout.writer import Writer
+from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord
+from verl_mintrl.trajectory.spans import Author, Trajectory
+from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice, neutralise, plan_splice
+from verl_mintrl.trajectory.steps import DELIMITERS, Segmenter, Step, split_steps
+from verl_mintrl.trajectory.text import TokenText
+
+@dataclass(frozen=True)
+class Reviewing:
+    """What every session of a worker shares.
+
+    Attributes:
+        decode: token ids -> text, special tokens kept.
+        encode: text -> token ids, no special tokens.
+        control_strings: chat-template strings that must never reach a training token, longest first.
+        end_ids: end-of-sequence ids.
+    """
+
+    judge: Judge
+    judge_config: JudgeConfig
+    review: ReviewConfig
+    budget: Budget
+    segmenter: Segmenter
+    decode: Callable[[list[int]], str]
+    encode: Callable[[str], list[int]]
+    control_strings: tuple[str, ...]
+    end_ids: Collection[int]
+
+
+class PeriodicSession:
+    """One treated session.
+
+    Args:
+        shared: see :class:`Reviewing`.
+        writer: the policy.
+        prompt_ids: tokens of the prompt.
+        limit: response length in tokens.
+        request: template of the judge's question (problem, evidence, row); steps are filled in per review.
+        record: filled in as the session goes.
+    """
+
+    def __init__(
+        self,
+        shared: Reviewing,
+        writer: Writer,
+        prompt_ids: Sequence[int],
+        limit: int,
+        request: ReviewRequest,
+        record: SessionRecord,
+    ) -> None:
+        self.shared = shared
+        self.writer = writer
+        self.prompt_ids = list(prompt_ids)
+        self.request = request
+        self.record = record
+        self.trajectory = Trajectory(limit)
+        self.text = TokenText(shared.decode)
+        self.ledger = Ledger(shared.budget)
+        self.judge_seconds = 0.0
+        self.reviewing = True
+        self._point = 0  # response length at the last review point, whether or not there was a step to review
+        self._reviewed = 0  # response length at the last review
+        self._reviewed_steps = 0  # complete steps at the last review
+
+    async def run(self) -> Trajectory:
+        """Sample the whole session. Judge failures follow ``intervention.judge.on_error``; they never raise."""
+        ended = False
+        while not ended:
+            ended = await self._write()
+            if not self._review_due(ended):
+                continue
+            self._point = len(self.trajectory.ids)
+            steps = [step for step in split_steps(self.text.text, self.shared.segmenter, finished=ended) if step.complete]
+            if not steps or (len(steps) == self._reviewed_steps and not ended):
+                continue
+            self._reviewed, self._reviewed_steps = len(self.trajectory.ids), len(steps)
+            if await self._review(steps, ended):
+                ended = False
+        self.trajectory.check()
+        return self.trajectory
+
+    async def _write(self) -> bool:
+        """Let the policy write up to the next review point; True if the response is over."""
+        limit = self.trajectory.remaining
+        stop: tuple[str, ...] = ()
+        if self.reviewing and self.ledger.may_review():
+            if self.shared.review.every_tokens is not None:
+                due = self._point + self.shared.review.every_tokens - len(self.trajectory.ids)
+                limit = min(limit, max(1, due))
+            else:
+                stop = (DELIMITERS[self.shared.review.segmenter],)
+        chunk = await self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop)
+        self.trajectory.append(chunk.ids, Author.POLICY, chunk.logprobs)
+        visible = chunk.ids[:-1] if chunk.ids and chunk.ids[-1] in self.shared.end_ids else chunk.ids
+        self.text.extend(visible)
+        return chunk.ended or self.trajectory.remaining == 0
+
+    def _review_due(self, ended: bool) -> bool:
+        if not self.reviewing or not self.ledger.may_review():
+            return False
+        if ended:
+            return self.shared.review.at_end and len(self.trajectory.ids) > self._reviewed
+        if self.shared.review.every_tokens is not None:
+            return len(self.trajectory.ids) - self._point >= self.shared.review.every_tokens
+        complete = sum(s.complete for s in split_steps(self.text.text, self.shared.segmenter, finished=False))
+        return complete - self._reviewed_steps >= (self.shared.review.every_steps or 1)
+
+    async def _review(self, steps: list[Step], ended: bool) -> bool:
+        """Ask the judge; True if a correction was spliced in."""
+        request = replace(
+            self.request, steps=tuple(s.text for s in steps), finished=ended, attempt=len(self.record.reviews)
+        )
+        note = ReviewRecord(
+            at_tokens=len(self.trajectory.ids),
+            finished=ended,
+            steps=len(steps),
+            outcome=Outcome.KEPT,
+            judge=self.shared.judge.name,
+        )
+        self.ledger.count_review()
+        try:
+            review = await self._ask(request, note)
+            if review.verdict is Verdict.KEEP:
+                self.record.reviews.append(note)
+                return False
+            assert review.step is not None and review.correction is not None  # checked by the guard around every judge
+            note.step, note.correction = review.step, review.correction
+            inserted = self._intervene(steps[review.step - 1], review.correction, note)
+        except JudgeError as error:
+            self._failed(error, note)
+            inserted = False
+        self.record.reviews.append(note)
+        return inserted
+
+    async def _ask(self, request: ReviewRequest, note: ReviewRecord) -> Review:
+        """Verdict and correction: in one call from a joint judge, in two from one that only validates."""
+        left = self.shared.judge_config.session_deadline_s - self.judge_seconds
+        started = time.monotonic()
+        usage = Usage()
+        try:
+            async with asyncio.timeout(left):
+                review = await self.shared.judge.review(request)
+                usage += review.usage
+                if review.verdict is Verdict.REVISE and review.correction is None:
+                    assert review.step is not None
+                    correction = await self.shared.judge.correct(request, review.step)
+                    usage += correction.usage
+                    review = replace(review, correction=correction.text)
+            return review
+        except TimeoutError:
+            self.reviewing = False
+            raise JudgeError(
+                f"the judge used up the {self.shared.judge_config.session_deadline_s:g} s of this session.",
+                "raise intervention.judge.session_deadline_s or use a faster judge.",
+                kind="timeout",
+            ) from None
+        except JudgeError as error:
+            usage += error.usage or Usage()
+            raise
+        finally:
+            seconds = time.monotonic() - started
+            self.judge_seconds += seconds
+            note.judge_seconds = seconds
+            note.judge_calls = usage.calls
+            note.judge_prompt_tokens = usage.prompt_tokens
+            note.judge_completion_tokens = usage.completion_tokens
+
+    def _intervene(self, step: Step, correction: str, note: ReviewRecord) -> bool:
+        """Replace the response from ``step`` on by ``correction``; True if it was spliced in.
+
+        The correction takes over the ending of the step it replaces (blank line, line break, nothing), so that the policy goes
+        on exactly where the replaced step had stopped.
+
+        Raises:
+            JudgeError: the correction is longer than ``max_insertion_tokens``.
+        """
+        ending = step.text[len(step.text.rstrip()) :]
+        text = neutralise(correction, self.shared.control_strings).strip() + ending
+        plan = plan_splice(self.text, step.start, text, self.shared.encode)
+        if self.ledger.too_long(len(plan.ids)):
+            raise JudgeError(
+                f"the correction has {len(plan.ids)} tokens; at most {self.shared.budget.max_insertion_tokens} are allowed.",
+                "ask the judge for shorter corrections or raise intervention.budget.max_insertion_tokens.",
+                kind="too_long",
+            )
+        kept = self.trajectory.authors()[: plan.start].count(Author.CORRECTOR)
+        if reason := self.ledger.reject_reason(plan.start, kept, len(plan.ids), self.trajectory.limit):
+            note.outcome, note.reason = Outcome.REJECTED, reason
+            return False
+        done = apply_splice(self.trajectory, self.text, plan)
+        self.record.note_cut(done.start)
+        self.ledger.count_insertion()
+        note.outcome = Outcome.INSERTED
+        note.cut_at, note.dropped_ids = done.start, done.dropped_ids
+        note.inserted, note.inserted_tokens = (done.start, done.end), done.end - done.start
+        self._point = self._reviewed = done.end
+        self._reviewed_steps = step.number
+        return True
+
+    def _failed(self, error: JudgeError, note: ReviewRecord) -> None:
+        note.outcome, note.reason, note.detail = Outcome.ERROR, error.kind, str(error)
+        policy = self.shared.judge_config.on_error
+        if policy == "keep":
+            return
+        self.reviewing = False
+        self.record.masked, self.record.mask_reason = True, f"judge_{error.kind}"
+        if policy == "fail":
+            self.record.fatal = f"judge {self.shared.judge.name!r} failed ({error.kind}): {error}"

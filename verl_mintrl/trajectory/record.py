@@ -1,0 +1,137 @@
+"""What happened in one session, as plain data: travels with the row, feeds the metrics, is dumped as JSONL. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Role(StrEnum):
+    """Part a session plays in its group."""
+
+    CONTROL = "control"  # never intervened on; its reward is the baseline
+    TREATED = "treated"  # reviewed by the judge
+    POLICY = "policy"  # neither: interventions were off for it (schedule, gate on control success, trigger never)
+
+
+class Outcome(StrEnum):
+    """What became of one review."""
+
+    KEPT = "kept"  # the judge found nothing harmful
+    INSERTED = "inserted"  # the correction stands (or stood) in the response
+    REJECTED = "rejected"  # a correction was proposed and not used; ``reason`` says why
+    ERROR = "error"  # no usable answer; ``reason`` is the kind of judge error
+
+
+@dataclass
+class ReviewRecord:
+    """One look of the judge. Token positions count from the start of the response.
+
+    Attributes:
+        at_tokens: response length when the judge was asked.
+        finished: whether the response had ended by then.
+        steps: number of steps shown.
+        outcome: see :class:`Outcome`.
+        reason: rejection reason or judge error kind, empty otherwise.
+        detail: human-readable cause of an error.
+        step: 1-based step the judge named.
+        correction: text the judge proposed.
+        cut_at: first dropped token.
+        dropped_ids: tokens the cut removed.
+        inserted_tokens: length of the insertion when it was made.
+        inserted: half-open range of the corrector tokens in the final response, None where nothing of it is left.
+    """
+
+    at_tokens: int
+    finished: bool
+    steps: int
+    outcome: str
+    reason: str = ""
+    detail: str = ""
+    step: int | None = None
+    correction: str | None = None
+    cut_at: int | None = None
+    dropped_ids: list[int] = field(default_factory=list)
+    inserted_tokens: int = 0
+    inserted: tuple[int, int] | None = None
+    judge: str = ""
+    judge_calls: int = 0
+    judge_prompt_tokens: int = 0
+    judge_completion_tokens: int = 0
+    judge_seconds: float = 0.0
+
+
+@dataclass
+class SessionRecord:
+    """One session.
+
+    Attributes:
+        step: global step the session was sampled for.
+        active: whether the schedule allowed interventions at that step.
+        gated_off: the group's control sessions succeeded, so a session meant to be treated ran on-policy.
+        masked: left out of loss and baselines; ``mask_reason`` says why.
+        fatal: the run has to stop, with this message.
+        generate_seconds: time spent waiting for the policy.
+    """
+
+    uid: str
+    session_id: int
+    step: int
+    role: str = Role.POLICY.value
+    active: bool = False
+    gated_off: bool = False
+    masked: bool = False
+    mask_reason: str = ""
+    fatal: str = ""
+    generate_seconds: float = 0.0
+    reviews: list[ReviewRecord] = field(default_factory=list)
+
+    @property
+    def intervened(self) -> bool:
+        """Whether corrector tokens stand in the final response."""
+        return any(review.inserted is not None for review in self.reviews)
+
+    def note_cut(self, end: int) -> None:
+        """Clip the ranges of earlier insertions to a response cut at token ``end``."""
+        for review in self.reviews:
+            if review.inserted is not None:
+                start, stop = review.inserted
+                review.inserted = (start, min(stop, end)) if start < end else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SessionRecord:
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        reviews = []
+        for review in values.pop("reviews", []):
+            review = dict(review)
+            if review.get("inserted") is not None:
+                review["inserted"] = tuple(review["inserted"])
+            reviews.append(ReviewRecord(**review))
+        return cls(**values, reviews=reviews)
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object a line; the file appears whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    partial.replace(path)
+
+
+def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSONL file."""
+    with Path(path).open(encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
