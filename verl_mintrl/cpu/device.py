@@ -1,4 +1,4 @@
-"""Stands in for ``torch.cuda`` where verl asks its platform for the device module: ``torch.cpu`` and what that lacks."""
+"""What verl asks a device module for (``PlatformBase.device_module``): ``torch.cpu`` and what that lacks."""
 
 from __future__ import annotations
 

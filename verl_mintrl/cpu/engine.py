@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+from typing import Any
 
 
-def register(module: ModuleType) -> None:
+def register(module: Any) -> None:
     """Register the FSDP engines of ``verl.workers.engine.fsdp.transformer_impl`` for the device ``cpu`` too.
 
     Why: verl registers them for cuda and npu only, though FSDP2 runs on CPUs as it is.
@@ -18,7 +18,7 @@ def register(module: ModuleType) -> None:
         module.EngineRegistry.register(model_type=model_type, backend=["fsdp2"], device="cpu")(engine)
 
 
-def use_gloo(module: ModuleType) -> None:
+def use_gloo(module: Any) -> None:
     """Give ``verl.utils.distributed.initialize_global_process_group_ray`` the backend ``gloo``.
 
     Why: it asks for ``cpu:gloo,<device>:<backend>``, which names the device ``cpu`` twice here; torch refuses that.

@@ -1,4 +1,4 @@
-"""The platform ``cpu`` of verl's registry (``verl.plugin.platform.PlatformRegistry``), selected by ``VERL_PLATFORM=cpu``."""
+"""The platform ``cpu`` in ``verl.plugin.platform.PlatformRegistry``, selected by ``VERL_PLATFORM=cpu``."""
 
 from __future__ import annotations
 

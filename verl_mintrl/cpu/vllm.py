@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+from typing import Any
 
 import torch
 
 
-def keep_weights(module: ModuleType) -> None:
+def keep_weights(module: Any) -> None:
     """Make ``vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm`` compute from the layer's own weight.
 
     Why: it packs the weight into a kernel of its own and drops the original, so that an update of the parameter has no
@@ -17,7 +17,7 @@ def keep_weights(module: ModuleType) -> None:
     original = module.dispatch_cpu_unquantized_gemm
 
     @functools.wraps(original)
-    def dispatch_cpu_unquantized_gemm(layer: torch.nn.Module, remove_weight: bool) -> None:
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
         if layer.weight.ndim != 2:  # not a linear layer
             original(layer, remove_weight)
             return
