@@ -76,6 +76,8 @@ def test_group_without_included_rows_counts_nowhere():
 def test_baseline_rewards_are_those_from_before_replacement():
     got = advantage([1.0, 0.0, 0.0], ["a"] * 3, [0, 1, 1], baseline_rewards=torch.zeros(3))
     assert got.advantages.tolist() == [1.0, 0.0, 0.0]
+    got = advantage([1.0, 0.0, 0.0], ["a"] * 3, [1, 1, 0], baseline_rewards=torch.zeros(3))  # a control was replaced
+    assert got.advantages.tolist() == [1.0, 0.0, 0.0]
     got = advantage([1.0, 0.0], ["a"] * 2, [0, 0], baseline_rewards=torch.zeros(2))
     assert got.advantages.tolist() == [1.0, 0.0]
 

@@ -18,8 +18,8 @@ class InterventionLossConfig(PolicyLossConfig):
     """``actor_rollout_ref.actor.policy_loss`` for ``loss_mode: intervention_regression``.
 
     Values are interpolated from ``intervention.objective``, their one home (``horizon``: from the rollout), so errors
-    name that key. What is applied on the driver (kappa, cap, relax) is not here. Field types are plain because OmegaConf
-    knows no literals.
+    name that key. What is applied on the driver (kappa, cap, relax) is not here. Field types are plain because
+    OmegaConf knows no literals.
 
     Attributes:
         loss_mode: name under which :mod:`verl_mintrl.objective` registers the loss.

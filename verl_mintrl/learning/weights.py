@@ -8,8 +8,6 @@ and must be given the plain weights.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from verl_mintrl.errors import DataError
@@ -43,8 +41,7 @@ def steering_weights(log_cal: torch.Tensor, log_roll: torch.Tensor, eps: float) 
             f"{int(torch.isnan(difference).sum())} of {difference.numel()} inserted tokens have no usable log-prob.",
             "score every inserted token in both contexts, or leave its weight at 1",
         )
-    ratio = difference.clamp(math.log1p(-eps), math.log1p(eps)).exp()
-    return ratio.clamp(1 - eps, 1 + eps)  # exp(log(1 + eps)) may round past the bound
+    return difference.exp().clamp(1 - eps, 1 + eps)
 
 
 def pack_weights(weights: torch.Tensor, inserted: torch.Tensor) -> torch.Tensor:
