@@ -17,8 +17,8 @@ from verl_mintrl.errors import DataError
 def steering_weights(log_cal: torch.Tensor, log_roll: torch.Tensor, eps: float) -> torch.Tensor:
     """Steering ratio ``clip(exp(log_cal - log_roll), 1 - eps, 1 + eps)`` of inserted tokens, without gradient.
 
-    Source: RTI (arXiv 2610.13438), inferred form [inf]. The difference is clipped before the exponential, so nothing
-        overflows.
+    Source: RTI (arXiv 2610.13438), inferred form [inf]. An exponential that overflows is
+    clipped like any other.
 
     Args:
         log_cal: (...) log-probs in nats of the tokens under the policy conditioned on the correction context.
