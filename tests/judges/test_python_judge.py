@@ -1,0 +1,289 @@
+import asyncio
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from verl_mintrl.errors import ConfigError, InterventionError, JudgeError
+from verl_mintrl.judges import python
+from verl_mintrl.judges.limits import ErrorLedger, GuardedJudge
+from verl_mintrl.judges.protocol import Correction, Evidence, Judge, Review, ReviewRequest, Usage, Verification
+from verl_mintrl.judges.python import PythonJudge, load, load_judge
+
+REQUEST = ReviewRequest(
+    ({"role": "user", "content": "Add 3 + 9 + 5."},),
+    ("3 + 9 = 12", "12 + 5 = 18"),
+    True,
+    Evidence.GOLD,
+    "SECRET-17",
+    sample={"ground_truth": "SECRET-17"},
+)
+FIX = {"verdict": "revise", "step": 2, "correction": "12 + 5 = 17"}
+
+
+def guarded(function, timeout=5.0, **more):
+    return GuardedJudge(PythonJudge(function, **more), timeout=timeout, concurrency=4)
+
+
+async def fails(call):
+    with pytest.raises(JudgeError) as caught:
+        await call
+    return caught.value
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_what_a_function_may_return(in_thread):
+    async def coroutine(request):
+        return FIX
+
+    class Callable:
+        async def __call__(self, request):
+            return Review.revise(2, "12 + 5 = 17")
+
+    for function in (lambda r: FIX, lambda r: Review.revise(2, "12 + 5 = 17"), coroutine, Callable()):
+        review = await guarded(function, in_thread=in_thread).review(REQUEST)
+        assert (review.step, review.correction, review.usage.calls) == (2, "12 + 5 = 17", 1)
+        assert review.usage.seconds > 0
+    for function in (lambda r: None, lambda r: Review.keep(), lambda r: {"verdict": "KEEP"}):
+        assert (await guarded(function, in_thread=in_thread).review(REQUEST)).step is None
+    assert isinstance(guarded(lambda r: None), Judge)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (True, "unparseable"),
+        ("keep", "unparseable"),
+        ((2, "x"), "unparseable"),
+        ({}, "unparseable"),
+        (Correction("x"), "unparseable"),
+        (Review("nonsense"), "unparseable"),
+        (Review.revise(2), "empty_correction"),
+        (Review.revise(3, "x"), "step_range"),
+        (Review.revise(0, "x"), "step_range"),
+        (Review.revise(True, "x"), "step_range"),
+        (Review.revise(1.0, "x"), "step_range"),
+        (FIX | {"step": None}, "step_range"),
+        (FIX | {"correction": ""}, "empty_correction"),
+        (FIX | {"correction": " \n\u200b"}, "empty_correction"),
+        (FIX | {"correction": None}, "empty_correction"),
+        (FIX | {"correction": b"12 + 5 = 17"}, "unparseable"),
+        (FIX | {"correction": " 12 + 5  = 18\n"}, "same_correction"),
+        (FIX | {"correction": "x" * 1_000_000}, "too_long"),
+    ],
+)
+async def test_unusable_answers(answer, kind):
+    judge = guarded(lambda request: answer)
+    error = await fails(judge.review(REQUEST))
+    assert error.kind == kind and error.usage.calls == 1
+    assert judge.ledger.errors == {("validator", kind): 1}
+    assert len(str(error)) < 500 and "SECRET" not in f"{error!r}"
+
+
+async def test_control_strings():
+    controls = ("<|im_end|>", "<|endoftext|>")
+
+    def judge(text):
+        inner = PythonJudge(lambda request: FIX | {"correction": text})
+        return GuardedJudge(inner, timeout=5, concurrency=1, control_strings=controls)
+
+    assert (await judge("12 + 5 = 17<|im_end|>").review(REQUEST)).correction == "12 + 5 = 17<|im_end|>"
+    assert (await fails(judge("<|endoftext|> <|im_end|>").review(REQUEST))).kind == "empty_correction"
+
+
+ERRORS = [ValueError("seen SECRET-17"), KeyError("x"), StopIteration(), TimeoutError()]
+CASES = [(error, in_thread) for error in ERRORS for in_thread in (True, False)]
+
+
+# On the event loop SystemExit and CancelledError mean what they say; in a thread they are the function's own.
+@pytest.mark.parametrize(("raised", "in_thread"), [*CASES, (SystemExit(3), True), (asyncio.CancelledError(), True)])
+async def test_a_function_that_raises(raised, in_thread):
+    def function(request):
+        raise raised
+
+    error = await fails(guarded(function, in_thread=in_thread).review(REQUEST))
+    assert error.kind == "exception" and error.__cause__ is not None
+    assert type(raised).__name__ in str(error) or isinstance(raised, StopIteration)
+    assert "SECRET" not in f"{error} {error!r}"
+
+
+async def test_judge_and_config_errors_pass_through():
+    for raised in (JudgeError("down", kind="unavailable"), ConfigError("wrong")):
+
+        def function(request, raised=raised):
+            raise raised
+
+        with pytest.raises(type(raised)) as caught:
+            await guarded(function).review(REQUEST)
+        assert caught.value is raised
+
+
+async def test_a_hanging_function_meets_its_deadline_and_the_loop_lives(monkeypatch, caplog):
+    monkeypatch.setattr(python, "_POOL", python._Pool(2))
+    release = threading.Event()
+    judge = guarded(lambda request: release.wait(10) and None, timeout=0.2)
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    started = time.monotonic()
+    errors = await asyncio.gather(*(fails(judge.review(REQUEST)) for _ in range(2)))
+    assert [error.kind for error in errors] == ["timeout", "timeout"]
+    assert time.monotonic() - started < 1 and ticks > 5
+    assert "2 of 2 threads held" in caplog.text and "SECRET" not in caplog.text
+    error = await fails(judge.review(REQUEST))
+    assert error.kind == "unavailable" and "intervention.judge.function" in str(error)
+    release.set()
+    while python._POOL.held:
+        await asyncio.sleep(0.01)
+    assert (await guarded(lambda request: None).review(REQUEST)).step is None
+    ticking.cancel()
+
+
+async def test_an_abandoned_call_that_has_not_started_never_runs(monkeypatch):
+    monkeypatch.setattr(python, "_POOL", python._Pool(1))
+    release, ran = threading.Event(), []
+    first = asyncio.create_task(PythonJudge(lambda request: release.wait(5) and None).review(REQUEST))
+    await asyncio.sleep(0.05)
+    second = await fails(guarded(lambda request: ran.append(1), timeout=0.1).review(REQUEST))
+    assert second.kind == "timeout"
+    release.set()
+    await first
+    assert await PythonJudge(lambda request: None).review(REQUEST) and not ran
+
+
+def test_a_hung_call_does_not_keep_the_interpreter_alive():
+    code = (
+        "import asyncio, time\n"
+        "from verl_mintrl.judges.limits import GuardedJudge\n"
+        "from verl_mintrl.judges.protocol import ReviewRequest\n"
+        "from verl_mintrl.judges.python import PythonJudge\n"
+        "judge = GuardedJudge(PythonJudge(lambda r: time.sleep(60)), timeout=0.1, concurrency=1)\n"
+        "try: asyncio.run(judge.review(ReviewRequest((), ('a',), True)))\n"
+        "except Exception as error: print(error.kind)\n"
+        "import sys; print([m for m in ('verl', 'ray', 'torch', 'vllm') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    assert done.stdout.split("\n")[:2] == ["timeout", "[]"], done.stderr
+
+
+async def test_cancellation_is_not_an_error():
+    judge = guarded(lambda request: time.sleep(0.3))
+    task = asyncio.create_task(judge.review(REQUEST))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not judge.ledger.errors
+
+
+async def test_concurrency_is_bounded():
+    running = most = 0
+
+    async def function(request):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    judge = guarded(function)
+    await asyncio.gather(*(judge.review(REQUEST) for _ in range(20)))
+    assert most == 4 and judge.ledger.calls == {"validator": 20}
+
+
+async def test_correct():
+    joint = guarded(lambda request: FIX)
+    assert (await joint.correct(REQUEST, 2)).text == "12 + 5 = 17"
+    assert (await fails(joint.correct(REQUEST, 1))).kind == "step_range"
+    assert (await fails(guarded(lambda request: None).correct(REQUEST, 1))).kind == "step_range"
+    for answer in ("12 + 5 = 17", Correction("12 + 5 = 17", Usage(completion_tokens=3))):
+        judge = guarded(lambda request: None, correct=lambda request, step, answer=answer: answer)
+        assert (await judge.correct(REQUEST, 2)).text == "12 + 5 = 17"
+    for answer, kind in ((None, "unparseable"), ("", "empty_correction"), ("12 + 5 = 18", "same_correction")):
+        judge = guarded(lambda request: None, correct=lambda request, step, answer=answer: answer)
+        assert (await fails(judge.correct(REQUEST, 2))).kind == kind
+    validator = PythonJudge(lambda request: Review.revise(2), correct=lambda request, step: "x")
+    guard = GuardedJudge(validator, timeout=5, concurrency=1, joint=False)
+    assert (await guard.review(REQUEST)).correction is None
+
+
+async def test_verify():
+    with pytest.raises(ConfigError, match=r"no `verify` function.*intervention\.judge\.function"):
+        await guarded(lambda request: None).verify(REQUEST, 2, "x")
+    for answer in (Verification(True, False, True), {"agrees": True, "leak_free": False, "plausible": True}):
+        judge = guarded(lambda request: None, verify=lambda request, step, text, answer=answer: answer)
+        verification = await judge.verify(REQUEST, 2, "x")
+        assert (verification.reason, verification.usage.calls) == ("leak", 1)
+    for answer in (True, None, {"agrees": True}, Verification(1, 1, 1)):
+        judge = guarded(lambda request: None, verify=lambda request, step, text, answer=answer: answer)
+        assert (await fails(judge.verify(REQUEST, 2, "x"))).kind == "unparseable"
+
+
+async def test_load(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\n"
+        "def review(request): return None\ndef verify(request, step, text):\n"
+        "    return {'agrees': True, 'leak_free': True, 'plausible': True}\nnumber = 3\n"
+    )
+    assert load(f"{path}:review") is load(f"{path}:review")
+    assert load("verl_mintrl.judges.arithmetic:review").__name__ == "review"
+    judge = load_judge({"review": f"{path}:review", "verify": f"{path}:verify"})
+    assert (await judge.verify(REQUEST, 1, "x")).accepted
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for spec, expected in (
+        ("nothing", "package.module:function"),
+        (":", "package.module:function"),
+        (3, "package.module:function"),
+        ("no_such_module_here:f", "cannot import"),
+        (f"{tmp_path}/none.py:f", "there is no file"),
+        (f"{tmp_path}/broken.py:f", "ZeroDivisionError"),
+        (f"{path}:missing", "functions there: review, verify"),
+        (f"{path}:number", "of type int"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(spec)
+        assert expected in str(caught.value) and "intervention.judge.function" in str(caught.value)
+    with pytest.raises(ConfigError, match="`review` is needed"):
+        load_judge({"verify": f"{path}:verify"})
+
+
+def test_ledger():
+    ledger = ErrorLedger()
+    assert ledger.rate == 0
+    for index in range(10):
+        ledger.record("validator", "timeout" if index < 4 else None)
+    assert ledger.rate == 0.4
+    ledger.check(0.5, 10)
+    ledger.check(0.1, 11)
+    with pytest.raises(
+        InterventionError, match=r"4 of 10 .*validator timeout: 4.*intervention\.judge\.max_error_rate"
+    ) as caught:
+        ledger.check(0.3, 10)
+    assert not isinstance(caught.value, JudgeError)
+
+
+def test_limits_are_checked():
+    for limits in (
+        {"timeout": 0, "concurrency": 1},
+        {"timeout": float("nan"), "concurrency": 1},
+        {"timeout": 1, "concurrency": 0},
+    ):
+        with pytest.raises(ConfigError, match=r"intervention\.judge"):
+            GuardedJudge(PythonJudge(lambda request: None), **limits)
+
+
+def test_judge_errors_keep_their_usage_across_processes():
+    error = JudgeError("a", "b", kind="timeout")
+    error.usage = Usage(1, 2, 3)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.kind, copy.hint, copy.usage) == ("timeout", "b", Usage(1, 2, 3))
