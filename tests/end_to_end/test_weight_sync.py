@@ -47,4 +47,4 @@ def test_rollout_and_actor_agree_on_fixed_tokens(run):
 
 def test_the_rollout_follows_the_updates(run):
     log_probs = [row["rollout_corr/rollout_log_ppl"] for row in run.rows]
-    assert all(abs(after - before) > 100 * TOLERANCE for before, after in itertools.pairwise(log_probs))
+    assert all(abs(after - before) > 10 * TOLERANCE for before, after in itertools.pairwise(log_probs))
