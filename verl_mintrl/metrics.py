@@ -27,7 +27,9 @@ def judge_counts(records: Iterable[SessionRecord]) -> tuple[int, Counter[str]]:
     return len(reviews), Counter(r.reason for r in reviews if r.outcome == Outcome.ERROR)
 
 
-def rollout_metrics(records: Sequence[SessionRecord], success: Sequence[bool], rewards: Sequence[float]) -> dict[str, float]:
+def rollout_metrics(
+    records: Sequence[SessionRecord], success: Sequence[bool], rewards: Sequence[float]
+) -> dict[str, float]:
     """Metrics of how the sessions were sampled.
 
     Args:

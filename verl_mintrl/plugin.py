@@ -7,9 +7,11 @@ at that moment would be circular.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
+from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +33,12 @@ def on_cpu() -> bool:
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 
-def _register(ours: str) -> None:
+def _register(ours: str, _module: ModuleType) -> None:
     try:
         importlib.import_module(ours)
-    except Exception as error:  # verl would hide it at DEBUG level; the first use then fails with "unknown trainer mode"
+    except (
+        Exception
+    ) as error:  # verl would hide it at DEBUG level; the first use then fails with "unknown trainer mode"
         FAILURES[ours] = error
         logger.warning("verl_mintrl could not register %s: %s: %s", ours, type(error).__name__, error, exc_info=True)
 
@@ -51,7 +55,7 @@ def _install() -> None:
 
         install()
     for theirs, ours in HOOKS.items():
-        register_post_import_hook(lambda _module, ours=ours: _register(ours), theirs)
+        register_post_import_hook(functools.partial(_register, ours), theirs)
 
 
 def verl_plugin() -> None:

@@ -90,21 +90,18 @@ class InterventionTrainerSync(PPOTrainerSync):
         self._isolate_masked(batch, records)
         batch = super()._compute_advantage(batch, metrics)
         rows, nested_mask = self._rows(batch, records)
-        real = [i for i, record in enumerate(records) if record is not None]
+        real = [(i, record) for i, record in enumerate(records) if record is not None]
         targets = build_targets(
             rows, self.intervention, group_advantages=self._advantages(batch), regression=self.regression
         )
-        rewards = [rows.rewards[i].item() for i in real]
-        metrics.update(
-            rollout_metrics(
-                [records[i] for i in real], [r > self.intervention.success_threshold for r in rewards], rewards
-            )
-        )
+        sessions = [record for _, record in real]
+        rewards = [rows.rewards[i].item() for i, _ in real]
+        metrics.update(rollout_metrics(sessions, [r > self.intervention.success_threshold for r in rewards], rewards))
         intervened = torch.tensor([record is not None and record.intervened for record in records])
         metrics.update(learning_metrics(rows, targets, intervened))
         limit = self.config.actor_rollout_ref.rollout.prompt_length
-        metrics[PREFIX + "prompts_at_limit"] = float(sum(batch.tags[i]["prompt_len"] >= limit for i in real))
-        self._stop_if_fatal(batch, [records[i] for i in real])
+        metrics[PREFIX + "prompts_at_limit"] = float(sum(batch.tags[i]["prompt_len"] >= limit for i, _ in real))
+        self._stop_if_fatal(batch, sessions)
         return self._write_targets(batch, targets, nested_mask)
 
     def _write_targets(self, batch, targets: Targets, nested_mask: torch.Tensor):
@@ -127,7 +124,7 @@ class InterventionTrainerSync(PPOTrainerSync):
         super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
         self._dump_trajectories(batch, rollout_data_dir)
 
-    # ------------------------------------------------------------------------------------------------ columns in and out
+    # --- columns in and out
 
     @staticmethod
     def _fetch(batch, *fields: str) -> TensorDict:
@@ -180,7 +177,7 @@ class InterventionTrainerSync(PPOTrainerSync):
     def _advantages(self, batch) -> torch.Tensor:
         return self._fetch(batch, "advantages").to_padded_tensor()["advantages"]
 
-    # ------------------------------------------------------------------------------------------------ stopping and dumping
+    # --- stopping and dumping
 
     def _stop_if_fatal(self, batch, records: list[SessionRecord]) -> None:
         """Stop the run where the failure policy says so; the trajectories are dumped first.

@@ -230,7 +230,11 @@ async def test_aborted_generation_goes_on_from_what_was_written() -> None:
         output = await real(*args, **kwargs)
         seen.append(kwargs["prompt_ids"])
         if len(seen) == 1:
-            output.token_ids, output.log_probs, output.stop_reason = output.token_ids[:2], output.log_probs[:2], "aborted"
+            output.token_ids, output.log_probs, output.stop_reason = (
+                output.token_ids[:2],
+                output.log_probs[:2],
+                "aborted",
+            )
         return output
 
     client.generate = flaky  # type: ignore[method-assign]
@@ -249,13 +253,22 @@ def test_bookkeeping_holds_for_any_policy_and_judge(data: st.DataObject) -> None
         if data.draw(st.booleans()):
             return None
         return Review.revise(
-            data.draw(st.integers(0, len(request.steps) + 1)), data.draw(st.sampled_from(["x", "yy\n\nz", "", "w" * 50, END]))
+            data.draw(st.integers(0, len(request.steps) + 1)),
+            data.draw(st.sampled_from(["x", "yy\n\nz", "", "w" * 50, END])),
         )
 
     limit = data.draw(st.integers(1, 60))
     review = data.draw(st.sampled_from([ReviewConfig(None, 1), ReviewConfig(None, 2), ReviewConfig(3, None)]))
-    budget = Budget(data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5)), 40, data.draw(st.sampled_from([0.3, 1.0])))
-    run = session(lambda text: script[data.draw(st.integers(0, len(script))) :] or END, judge, limit=limit, review=review, budget=budget)
+    budget = Budget(
+        data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5)), 40, data.draw(st.sampled_from([0.3, 1.0]))
+    )
+    run = session(
+        lambda text: script[data.draw(st.integers(0, len(script))) :] or END,
+        judge,
+        limit=limit,
+        review=review,
+        budget=budget,
+    )
     run.shared.judge._judge._in_thread = False  # hypothesis draws must stay in one thread
     trajectory = asyncio.run(run.run())
     trajectory.check()

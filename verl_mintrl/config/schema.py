@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Optional
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_mintrl.errors import ConfigError
@@ -260,10 +260,11 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _at_least("schedule.stop_after_updates", self.stop_after_updates, 0, optional=True)
         _choice("schedule.decay", self.decay, ("none", "linear", "cosine"))
-        if self.decay != "none" and not self.stop_after_updates:
+        if self.decay != "none" and (self.stop_after_updates or 0) < 2:
             raise ConfigError(
-                f"{NODE}.schedule.decay is {self.decay} but {NODE}.schedule.stop_after_updates is not set.",
-                f"set {NODE}.schedule.stop_after_updates: the share reaches 0 there.",
+                f"{NODE}.schedule.decay is {self.decay} but {NODE}.schedule.stop_after_updates is "
+                f"{self.stop_after_updates}.",
+                f"set {NODE}.schedule.stop_after_updates to the step >= 2 at which the share reaches 0.",
             )
 
 
@@ -305,10 +306,10 @@ def parse(node: Mapping[str, Any]) -> InterventionConfig:
     Raises:
         ConfigError: an unknown key (names the nearest known one), a wrong type or a value out of range.
     """
-    raw = OmegaConf.to_container(OmegaConf.create(node), resolve=True) if not isinstance(node, dict) else node
+    raw = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
     _refuse_unknown(raw, InterventionConfig(), NODE)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), OmegaConf.create(raw))
+        merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), OmegaConf.create(dict(raw)))  # type: ignore[call-overload]
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"{NODE}.{error.full_key} has a value of the wrong type: {str(error.msg).splitlines()[0]}.",

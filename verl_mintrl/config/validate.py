@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_mintrl.config.schema import InterventionConfig, parse
 from verl_mintrl.errors import ConfigError
-from verl_mintrl.trajectory.steps import DELIMITERS
+from verl_mintrl.rollout.stops import STOPS
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ def validate(config: DictConfig) -> InterventionConfig:
             logger.warning("%s", finding)
     if fatal := [str(f) for f in found if f.fatal]:
         raise ConfigError(
-            f"{len(fatal)} conflict(s) in the configuration:\n  - " + "\n  - ".join(fatal), "change the keys named above."
+            f"{len(fatal)} conflict(s) in the configuration:\n  - " + "\n  - ".join(fatal),
+            "change the keys named above.",
         )
     return parse(config.intervention)
 
@@ -153,10 +154,10 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             "is outcome, but no outcome exists yet when a periodic review happens.",
             "Set it to none, rubric or gold.",
         )
-    if node.review.every_steps is not None and node.review.segmenter not in DELIMITERS:
+    if node.review.every_steps is not None and node.review.segmenter not in STOPS:
         yield Finding(
             "intervention.review.every_steps",
-            f"needs a segmenter with a known step ending ({', '.join(DELIMITERS)}), not {node.review.segmenter!r}.",
+            f"needs a segmenter with a known step ending ({', '.join(STOPS)}), not {node.review.segmenter!r}.",
             "Set intervention.review.every_tokens instead.",
         )
     if _get(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", False):
@@ -224,6 +225,13 @@ def _learning(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]
 
 
 def _regression(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
+    if node.objective.length_norm == "mean" and node.objective.loss_scale == "horizon":
+        yield Finding(
+            "intervention.objective.length_norm",
+            "is mean and loss_scale is horizon: the length is divided out twice.",
+            "Consider loss_scale: reinforce.",
+            fatal=False,
+        )
     loss = config.actor_rollout_ref.actor.policy_loss
     target = loss.get("_target_")
     if target not in (LOSS_TARGET, "verl_mintrl.config.loss.InterventionLossConfig"):

@@ -48,9 +48,7 @@ def build_judge(
             template_kwargs=template_kwargs,
         )
         paths = {"reviewer": config.prompts.reviewer}
-        judge = PromptedJudge(
-            backend, PromptSet({k: v for k, v in paths.items() if v}, control_strings), joint=True
-        )
+        judge = PromptedJudge(backend, PromptSet({k: v for k, v in paths.items() if v}, control_strings), joint=True)
     return GuardedJudge(
         judge, timeout=config.call_deadline_s, concurrency=config.max_concurrency, control_strings=control_strings
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, register
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, register
 
 from verl_mintrl.judges.protocol import Evidence, ReviewRequest
 from verl_mintrl.rollout.output import InterventionOutput
@@ -59,7 +59,7 @@ class InterventionAgentLoop(AgentLoopBase):
             authors=trajectory.authors(),
             token_weights=trajectory.weights,
             num_turns=2,
-            metrics={"generate_sequences": writer.seconds},
+            metrics=AgentLoopMetrics(generate_sequences=writer.seconds),
             extra_fields={
                 "min_global_steps": min(writer.versions, default=record.step - 1),
                 "max_global_steps": max(writer.versions, default=record.step - 1),

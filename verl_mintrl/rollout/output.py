@@ -52,7 +52,11 @@ class InterventionOutput(AgentLoopOutput):
                 f"the response has {n} tokens; expected 1 to {response_length}.",
                 "an agent loop must cut ids, mask and log-probs together at actor_rollout_ref.rollout.response_length.",
             )
-        columns = {"response_mask": self.response_mask, "authors": self.authors, "token_weights": self.token_weights}
+        columns: dict[str, list[Any]] = {
+            "response_mask": self.response_mask,
+            "authors": self.authors,
+            "token_weights": self.token_weights,
+        }
         if self.response_logprobs is not None:
             columns["response_logprobs"] = self.response_logprobs
         for name, column in columns.items():

@@ -11,14 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
-from verl_mintrl.errors import JudgeError
+from verl_mintrl.errors import JudgeError, TrajectoryError
 from verl_mintrl.judges.protocol import Judge, Review, ReviewRequest, Usage, Verdict
+from verl_mintrl.rollout.stops import STOPS
 from verl_mintrl.rollout.writer import Writer
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord
 from verl_mintrl.trajectory.spans import Author, Trajectory
 from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice, neutralise, plan_splice
-from verl_mintrl.trajectory.steps import DELIMITERS, Segmenter, Step, split_steps
+from verl_mintrl.trajectory.steps import Segmenter, Step, split_steps
 from verl_mintrl.trajectory.text import TokenText
+
 
 @dataclass(frozen=True)
 class Reviewing:
@@ -85,7 +87,9 @@ class PeriodicSession:
             if not self._review_due(ended):
                 continue
             self._point = len(self.trajectory.ids)
-            steps = [step for step in split_steps(self.text.text, self.shared.segmenter, finished=ended) if step.complete]
+            steps = [
+                step for step in split_steps(self.text.text, self.shared.segmenter, finished=ended) if step.complete
+            ]
             if not steps or (len(steps) == self._reviewed_steps and not ended):
                 continue
             self._reviewed, self._reviewed_steps = len(self.trajectory.ids), len(steps)
@@ -103,7 +107,7 @@ class PeriodicSession:
                 due = self._point + self.shared.review.every_tokens - len(self.trajectory.ids)
                 limit = min(limit, max(1, due))
             else:
-                stop = (DELIMITERS[self.shared.review.segmenter],)
+                stop = STOPS[self.shared.review.segmenter]
         chunk = await self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop)
         self.trajectory.append(chunk.ids, Author.POLICY, chunk.logprobs)
         visible = chunk.ids[:-1] if chunk.ids and chunk.ids[-1] in self.shared.end_ids else chunk.ids
@@ -190,15 +194,18 @@ class PeriodicSession:
             JudgeError: the correction is longer than ``max_insertion_tokens``.
         """
         ending = step.text[len(step.text.rstrip()) :]
-        text = neutralise(correction, self.shared.control_strings).strip() + ending
-        plan = plan_splice(self.text, step.start, text, self.shared.encode)
+        text = neutralise(correction, self.shared.control_strings).strip("\n").rstrip() + ending  # keeps indentation
+        try:
+            plan = plan_splice(self.text, step.start, text, self.shared.encode)
+        except TrajectoryError as error:
+            raise JudgeError(error.message, error.hint, kind="unencodable") from error
         if self.ledger.too_long(len(plan.ids)):
             raise JudgeError(
                 f"the correction has {len(plan.ids)} tokens; at most {self.shared.budget.max_insertion_tokens} are allowed.",
                 "ask the judge for shorter corrections or raise intervention.budget.max_insertion_tokens.",
                 kind="too_long",
             )
-        kept = self.trajectory.authors()[: plan.start].count(Author.CORRECTOR)
+        kept = self.trajectory.inserted_before(plan.start)
         if reason := self.ledger.reject_reason(plan.start, kept, len(plan.ids), self.trajectory.limit):
             note.outcome, note.reason = Outcome.REJECTED, reason
             return False

@@ -28,14 +28,15 @@ from verl_mintrl.trajectory.steps import get_segmenter
 logger = logging.getLogger(__name__)
 
 
-class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
     """``AgentLoopWorkerTQ`` whose treated sessions run the intervention loop; all others run the stock loops unchanged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.intervention = parse(self.config.intervention)
         self.schedule = Schedule(
-            stop_after_updates=self.intervention.schedule.stop_after_updates, decay=self.intervention.schedule.decay
+            stop_after_updates=self.intervention.schedule.stop_after_updates,
+            decay=self.intervention.schedule.decay,  # type: ignore[arg-type]  # checked by ScheduleConfig
         )
         self.end_ids = self._end_ids()
         self.reviewing = self._build_reviewing()
@@ -68,17 +69,13 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 max_inserted_share=config.budget.max_inserted_share,
             ),
             segmenter=get_segmenter(config.review.segmenter),
-            decode=lambda ids: tokenizer.decode(
-                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            ),
+            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
             encode=lambda text: encode_correction(tokenizer, text),
             control_strings=strings,
             end_ids=self.end_ids,
         )
 
-    async def _run_prompt(
-        self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False
-    ) -> None:
+    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         n = prompt.get("__rollout_n__", self.rollout_config.n)
         share = self.schedule.share(trajectory["step"]) if self.intervention.trigger != "never" else 0.0
         if trajectory["validate"]:  # a corrected validation answer would report the judge's accuracy
@@ -150,5 +147,3 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         await super()._agent_loop_postprocess(rows, validate, **kwargs)
         session.group.settle(record.session_id, rows[-1].reward_score)
         return rows[-1]
-
-

@@ -30,7 +30,9 @@ def terms_of(expression: str) -> list[int]:
     return [int(sign + digits) for sign, digits in _TERM.findall(expression)]
 
 
-def rows(size: int, seed: int, *, terms: tuple[int, int] = (2, 4), digits: tuple[int, int] = (1, 1)) -> list[dict[str, Any]]:
+def rows(
+    size: int, seed: int, *, terms: tuple[int, int] = (2, 4), digits: tuple[int, int] = (1, 1)
+) -> list[dict[str, Any]]:
     """Rows in verl's dataset format; the same seed gives the same rows.
 
     ``extra_info.terms`` are the signed terms (for checkers), ``reward_model.ground_truth`` the answer, ``extra_info.solution`` a
