@@ -1,8 +1,8 @@
 """verl adapter: the trainer ``trainer.v1.trainer_mode: intervention_sync``.
 
 Leans on ``verl.trainer.ppo.v1``: ``PPOTrainerSync`` (``_build_replay_buffer``, ``_init_dataloader``, ``_compute_old_log_prob``,
-``_compute_advantage``, ``_update_actor``, ``_log_rollout_data``, ``fit``), ``register_trainer``; ``transfer_queue.kv_batch_get`` and
-``kv_batch_put``; ``verl.workers.utils.padding.response_to_nested``; ``verl.utils.debug.metrics.calculate_debug_metrics``.
+``_compute_advantage``, ``_update_actor``, ``_log_rollout_data``, ``fit``), ``register_trainer``; ``transfer_queue.kv_batch_get``
+and ``kv_batch_put``; ``verl.workers.utils.padding.response_to_nested``; ``verl.utils.debug.metrics.calculate_debug_metrics``.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class InterventionTrainerSync(PPOTrainerSync):
     def _dump_trajectories(self, batch, rollout_data_dir: str) -> None:
         """One JSON object a session: tokens with their authors and weights, reviews, reward, what was learned from it."""
         fields = ["prompts", "responses", "authors", "token_weights", "response_mask", "rm_scores", "extra_fields"]
-        fields += [f for f in ("advantages", "old_log_probs", "rollout_log_probs") if f in (batch.fields or [])]
+        fields += ["advantages", "old_log_probs"]
+        if self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            fields.append("rollout_log_probs")
         data = self._fetch(batch, *fields)
         rows = []
         for i, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
@@ -222,10 +224,9 @@ class InterventionTrainerSync(PPOTrainerSync):
             for name in fields:
                 if name not in ("prompts", "responses", "rm_scores", "extra_fields"):
                     row[name] = data[name][i].tolist()
-            if "advantages" in row:
-                trained = [a for a, m in zip(row["advantages"], row["response_mask"], strict=True) if m]
-                row["advantage"] = trained[0] if trained else 0.0
-                del row["advantages"]
+            trained = [a for a, m in zip(row.pop("advantages"), row["response_mask"], strict=True) if m]
+            row["advantage"] = trained[0] if trained else 0.0
+            row["anchor"] = row.pop("old_log_probs")  # what the objective compares with; relaxed at inserted tokens
             rows.append(row)
         rows.sort(key=lambda row: (row["uid"], row["session_id"]))
         write_jsonl(Path(rollout_data_dir) / "trajectories" / f"{self.global_steps}.jsonl", rows)

@@ -93,14 +93,14 @@ class BudgetConfig:
         max_reviews: looks of the judge.
         max_insertions: accepted corrections.
         max_insertion_tokens: tokens of one correction; a longer one is a judge error, never cut.
-        max_inserted_share: corrector tokens / response tokens right after an insertion. 2-4 % over all trained tokens is the
-            paper's optimum; one short response exceeds that by nature, so this is a ceiling, not the target.
+        max_inserted_share: corrector tokens / response tokens right after an insertion; 1 is no bound. Correcting the first step
+            is a share of 1 at that moment, so a lower bound forbids it. The paper's optimum of 2-4 % is over all trained tokens.
     """
 
     max_reviews: int = 4
     max_insertions: int = 2
     max_insertion_tokens: int = 256
-    max_inserted_share: float = 0.5
+    max_inserted_share: float = 1.0
 
     def __post_init__(self) -> None:
         _at_least("budget.max_reviews", self.max_reviews, 1)
@@ -309,7 +309,7 @@ def parse(node: Mapping[str, Any]) -> InterventionConfig:
     raw = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
     _refuse_unknown(raw, InterventionConfig(), NODE)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), OmegaConf.create(dict(raw)))  # type: ignore[call-overload]
+        merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), raw)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"{NODE}.{error.full_key} has a value of the wrong type: {str(error.msg).splitlines()[0]}.",

@@ -73,11 +73,11 @@ def review(request: ReviewRequest) -> Review:
     for number, text in enumerate(request.steps, 1):
         correction = chain.read(text)
         if correction is not None:
-            return Review.revise(number, correction)
+            return Review.revise(number, correction, final=bool(_ANSWER.search(correction)))
     if request.finished and request.steps:
         ending = chain.missing_ending(request.steps[-1])
         if ending is not None:
-            return Review.revise(len(request.steps), ending)
+            return Review.revise(len(request.steps), ending, final=bool(_ANSWER.search(ending)))
     return Review.keep()
 
 

@@ -97,7 +97,7 @@ def review_from_mapping(
     needs_correction: bool,
     control_strings: Collection[str] = (),
 ) -> Review:
-    """The :class:`Review` that a mapping with ``verdict``, ``step`` and ``correction`` describes, checked.
+    """The :class:`Review` that a mapping with ``verdict``, ``step``, ``correction`` and ``final`` describes, checked.
 
     Raises:
         JudgeError: unparseable and the kinds of :func:`check_review`.
@@ -106,7 +106,7 @@ def review_from_mapping(
     step = found.get("step")
     if isinstance(step, str) and re.fullmatch(r"[0-9]{1,9}", step.strip()):
         step = int(step)
-    review = Review(verdict, step, found.get("correction"))  # type: ignore[arg-type]
+    review = Review(verdict, step, found.get("correction"), found.get("final") is True)  # type: ignore[arg-type]
     return check_review(review, request, needs_correction=needs_correction, control_strings=control_strings)
 
 
@@ -151,7 +151,7 @@ def check_review(
         raise JudgeError(f"a judge returned {type(review).__name__}, expected Review", kind="unparseable")
     verdict = _verdict(review.verdict)
     if verdict is Verdict.KEEP:
-        return replace(review, verdict=verdict, step=None, correction=None)
+        return replace(review, verdict=verdict, step=None, correction=None, final=False)
     step = _step(review.step, request)
     correction = review.correction
     if correction is not None or needs_correction:

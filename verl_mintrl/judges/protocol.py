@@ -80,11 +80,13 @@ class Review:
     Attributes:
         step: 1-based number of the **first** harmful step; None for KEEP.
         correction: replacement of that step; None for KEEP and for a pure Validator.
+        final: whether the correction gives the final answer, so that the policy may end its response right after it.
     """
 
     verdict: Verdict
     step: int | None = None
     correction: str | None = None
+    final: bool = False
     usage: Usage = Usage()
 
     @classmethod
@@ -92,8 +94,8 @@ class Review:
         return cls(Verdict.KEEP)
 
     @classmethod
-    def revise(cls, step: int, correction: str | None = None) -> Review:
-        return cls(Verdict.REVISE, step, correction)
+    def revise(cls, step: int, correction: str | None = None, final: bool = False) -> Review:
+        return cls(Verdict.REVISE, step, correction, final)
 
     def with_usage(self, usage: Usage) -> Review:
         return replace(self, usage=usage)

@@ -66,7 +66,12 @@ class PythonJudge(Judge):
         if answer is None:
             answer = Review.keep()
         elif isinstance(answer, Review):
-            fields = {"verdict": answer.verdict, "step": answer.step, "correction": answer.correction}
+            fields = {
+                "verdict": answer.verdict,
+                "step": answer.step,
+                "correction": answer.correction,
+                "final": answer.final,
+            }
             answer = self._checked(fields, request).with_usage(answer.usage)
         elif isinstance(answer, Mapping):
             answer = self._checked(answer, request)

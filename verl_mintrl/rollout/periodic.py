@@ -144,7 +144,7 @@ class PeriodicSession:
                 return False
             assert review.step is not None and review.correction is not None  # checked by the guard around every judge
             note.step, note.correction = review.step, review.correction
-            inserted = self._intervene(steps[review.step - 1], review.correction, note)
+            inserted = self._intervene(steps[review.step - 1], review, note)
         except JudgeError as error:
             self._failed(error, note)
             inserted = False
@@ -184,17 +184,17 @@ class PeriodicSession:
             note.judge_prompt_tokens = usage.prompt_tokens
             note.judge_completion_tokens = usage.completion_tokens
 
-    def _intervene(self, step: Step, correction: str, note: ReviewRecord) -> bool:
-        """Replace the response from ``step`` on by ``correction``; True if it was spliced in.
+    def _intervene(self, step: Step, review: Review, note: ReviewRecord) -> bool:
+        """Replace the response from ``step`` on by the correction; True if it was spliced in.
 
         The correction takes over the ending of the step it replaces (blank line, line break, nothing), so that the policy goes
-        on exactly where the replaced step had stopped.
+        on exactly where the replaced step had stopped; a final answer ends openly, so that the policy may stop there.
 
         Raises:
             JudgeError: the correction is longer than ``max_insertion_tokens``.
         """
-        ending = step.text[len(step.text.rstrip()) :]
-        text = neutralise(correction, self.shared.control_strings).strip("\n").rstrip() + ending  # keeps indentation
+        ending = "" if review.final else step.text[len(step.text.rstrip()) :]
+        text = neutralise(review.correction or "", self.shared.control_strings).strip("\n").rstrip() + ending  # keeps indentation
         try:
             plan = plan_splice(self.text, step.start, text, self.shared.encode)
         except TrajectoryError as error:
