@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Optional
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -121,7 +123,149 @@ class PromptsConfig:
     reviewer: Optional[str] = None  # noqa: UP045
 
 
-BACKENDS = ("python", "policy")
+@dataclass
+class EndpointConfig:
+    """An OpenAI-compatible chat server.
+
+    Attributes:
+        base_url: up to and including the version, e.g. http://127.0.0.1:8000/v1.
+        model: name the server knows the model by.
+        api_key_env: name of the environment variable that holds the key; None = the server needs none.
+        structured: send the JSON schema of the answer as ``response_format``.
+        extra_body: more fields of the request, of the server's own kind; they win over ours, a null is sent as null. E.g.
+            ``{temperature: null, max_tokens: null, max_completion_tokens: 2048}`` for models that refuse the first two.
+    """
+
+    base_url: Optional[str] = None  # noqa: UP045
+    model: Optional[str] = None  # noqa: UP045
+    api_key_env: Optional[str] = None  # noqa: UP045
+    structured: bool = True
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        key = f"{NODE}.judge.endpoint"
+        if self.base_url is not None:
+            # the value itself is not quoted: these are the places where a secret may stand
+            try:
+                url = urlsplit(self.base_url)
+                bad = url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc or url.query
+            except ValueError:
+                bad = True
+            if bad:
+                raise ConfigError(
+                    f"{key}.base_url is no plain http(s) address (user, password and query are not allowed in it).",
+                    f"write {key}.base_url like http://127.0.0.1:8000/v1; a key is named by {key}.api_key_env.",
+                )
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ConfigError(
+                f"{key}.api_key_env is not the name of an environment variable.",
+                f"export the key and write the variable's name, e.g. {key}.api_key_env: JUDGE_API_KEY.",
+            )
+        for name in self.extra_body:
+            if name in ("messages", "model", "n", "stream", "response_format"):
+                hint = f"use {key}.structured." if name == "response_format" else f"drop {key}.extra_body.{name}."
+                raise ConfigError(f"{key}.extra_body.{name} would change what is asked or how it is read.", hint)
+            if name.lower().endswith(("api_key", "authorization", "password", "secret")):
+                raise ConfigError(
+                    f"{key}.extra_body.{name} looks like a secret; the config is written to logs and checkpoints.",
+                    f"name an environment variable in {key}.api_key_env.",
+                )
+
+
+@dataclass
+class RetryConfig:
+    """Repeated calls of ``endpoint`` after 408, 409, 425, 429, 5xx and transport errors, within ``call_deadline_s``.
+
+    Attributes:
+        attempts: calls in all, the first included.
+        base_s: mean wait before the second one; it doubles from then on and is jittered.
+        max_wait_s: ceiling of a wait, also of one the server asks for (Retry-After).
+        attempt_timeout_s: seconds of one attempt; None = what is left of ``call_deadline_s``.
+    """
+
+    attempts: int = 4
+    base_s: float = 0.5
+    max_wait_s: float = 30.0
+    attempt_timeout_s: Optional[float] = None  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        _at_least("judge.retry.attempts", self.attempts, 1)
+        _at_least("judge.retry.base_s", self.base_s, 0)
+        _at_least("judge.retry.max_wait_s", self.max_wait_s, 0)
+        _above("judge.retry.attempt_timeout_s", self.attempt_timeout_s, 0, optional=True)
+
+
+@dataclass
+class BreakerConfig:
+    """Stops asking an ``endpoint`` that does not work; per rollout worker process.
+
+    Attributes:
+        failures: calls in a row that failed after their retries; then the following fail at once.
+        cooldown_s: seconds until one call tries again.
+    """
+
+    failures: int = 16
+    cooldown_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _at_least("judge.breaker.failures", self.failures, 1)
+        _at_least("judge.breaker.cooldown_s", self.cooldown_s, 0)
+
+
+@dataclass
+class ClusterConfig:
+    """Limits over all rollout workers together, kept by one Ray actor; None = no limit. Waiting is outside ``call_deadline_s``.
+
+    Attributes:
+        max_concurrency: calls in flight.
+        requests_per_minute: HTTP requests, retries included; up to 10 seconds' worth may come at once.
+        tokens_per_minute: prompt and completion tokens; they are known after a call, so a burst is paid back afterwards.
+    """
+
+    max_concurrency: Optional[int] = None  # noqa: UP045
+    requests_per_minute: Optional[float] = None  # noqa: UP045
+    tokens_per_minute: Optional[float] = None  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        _at_least("judge.cluster.max_concurrency", self.max_concurrency, 1, optional=True)
+        _above("judge.cluster.requests_per_minute", self.requests_per_minute, 0, optional=True)
+        _above("judge.cluster.tokens_per_minute", self.tokens_per_minute, 0, optional=True)
+
+    @property
+    def limited(self) -> bool:
+        return any(getattr(self, f.name) is not None for f in fields(self))
+
+
+@dataclass
+class PricesConfig:
+    """Prices per million tokens, in any currency; without them no cost is reported.
+
+    Attributes:
+        cached: of prompt tokens that the server had in its cache; None = as ``prompt``.
+    """
+
+    prompt: Optional[float] = None  # noqa: UP045
+    completion: Optional[float] = None  # noqa: UP045
+    cached: Optional[float] = None  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _at_least(f"judge.prices.{f.name}", getattr(self, f.name), 0, optional=True)
+        if (self.prompt is None) != (self.completion is None) or (self.prompt is None and self.cached is not None):
+            raise ConfigError(
+                f"{NODE}.judge.prices has only some of its prices; prompt and completion are needed.",
+                f"set {NODE}.judge.prices.prompt and {NODE}.judge.prices.completion, or neither.",
+            )
+
+    def cost(self, prompt: int, completion: int, cached: int) -> float | None:
+        """Price of these tokens; ``cached`` is a part of ``prompt``. None without prices."""
+        if self.prompt is None or self.completion is None:
+            return None
+        cached_price = self.prompt if self.cached is None else self.cached
+        return ((prompt - cached) * self.prompt + cached * cached_price + completion * self.completion) / 1e6
+
+
+BACKENDS = ("python", "policy", "endpoint", "recorded")
 
 
 @dataclass
@@ -129,16 +273,21 @@ class JudgeConfig:
     """Who reviews, what it may see, and what happens when it fails.
 
     Attributes:
-        backend: ``python`` (a function) or ``policy`` (the policy's own servers, self-intervention).
+        backend: ``python`` (a function), ``policy`` (the policy's own servers, self-intervention), ``endpoint`` (any
+            OpenAI-compatible server) or ``recorded`` (the answers of an earlier run).
         function: "package.module:name" or "path.py:name", for ``python``.
+        endpoint, retry, breaker: for ``endpoint``.
+        recorded: ``trainer.rollout_data_dir`` of the earlier run, its folder ``trajectories`` or one file of it.
         evidence: none | outcome | rubric | gold.
         evidence_column: dotted path into the dataset row that holds the rubric or gold text.
-        prompts: template files, for ``policy``.
-        temperature: sampling temperature of ``policy``.
-        max_answer_tokens: answer limit of ``policy``.
-        call_deadline_s: seconds one call may take.
+        prompts: template files, for ``policy`` and ``endpoint``.
+        temperature: sampling temperature of ``policy`` and ``endpoint``.
+        max_answer_tokens: answer limit of ``policy`` and ``endpoint``.
+        call_deadline_s: seconds one call may take, retries included.
         session_deadline_s: seconds of judge time one session may use; after that it goes on without a judge.
         max_concurrency: calls in flight per rollout worker process.
+        cluster: limits over all rollout workers, for ``endpoint`` and for ``python`` functions that ask a service.
+        prices: what tokens cost, for the metric ``judge_cost``.
         on_error: keep (the policy goes on, counted) | mask (the session leaves loss and baselines) | fail (the run stops).
         max_error_rate: share of failed calls in one update above which the run stops.
         min_calls: calls below which that share is not looked at.
@@ -146,6 +295,10 @@ class JudgeConfig:
 
     backend: str = "python"
     function: Optional[str] = None  # noqa: UP045
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    recorded: Optional[str] = None  # noqa: UP045
     evidence: str = "none"
     evidence_column: Optional[str] = None  # noqa: UP045
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
@@ -154,6 +307,8 @@ class JudgeConfig:
     call_deadline_s: float = 120.0
     session_deadline_s: float = 600.0
     max_concurrency: int = 64
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    prices: PricesConfig = field(default_factory=PricesConfig)
     on_error: str = "keep"
     max_error_rate: float = 0.5
     min_calls: int = 20
@@ -173,6 +328,22 @@ class JudgeConfig:
             raise ConfigError(
                 f"{NODE}.judge.backend is python but {NODE}.judge.function is not set.",
                 f"set {NODE}.judge.function to 'package.module:name' or 'path.py:name'.",
+            )
+        for name in ("base_url", "model"):
+            if self.backend == "endpoint" and not getattr(self.endpoint, name):
+                raise ConfigError(
+                    f"{NODE}.judge.backend is endpoint but {NODE}.judge.endpoint.{name} is not set.",
+                    f"set {NODE}.judge.endpoint.{name}.",
+                )
+        if (self.backend == "recorded") != bool(self.recorded):
+            raise ConfigError(
+                f"{NODE}.judge.backend is {self.backend} and {NODE}.judge.recorded is {self.recorded!r}.",
+                f"set both {NODE}.judge.backend: recorded and {NODE}.judge.recorded, or neither.",
+            )
+        if self.cluster.limited and self.backend not in ("endpoint", "python"):
+            raise ConfigError(
+                f"{NODE}.judge.cluster sets limits but {NODE}.judge.backend is {self.backend}, which asks no service.",
+                f"set the keys of {NODE}.judge.cluster to null.",
             )
         if self.evidence in ("rubric", "gold") and not self.evidence_column:
             raise ConfigError(
