@@ -222,7 +222,7 @@ def test_unknown_key_without_a_neighbour_lists_the_known_ones():
 
 VALUES = {
     "trigger=period": "did you mean 'periodic'",
-    "trigger=group_failure": "never, periodic",
+    "trigger=on_failure": "never, periodic",
     "only_if_control_fails=maybe": "wrong type",
     "success_threshold=nan": "expected a number",
     "success_threshold=high": "wrong type",

@@ -121,6 +121,40 @@ class PromptsConfig:
     """Paths of prompt templates that replace the shipped ones; None = shipped."""
 
     reviewer: Optional[str] = None  # noqa: UP045
+    validator: Optional[str] = None  # noqa: UP045
+    corrector: Optional[str] = None  # noqa: UP045
+    verifier: Optional[str] = None  # noqa: UP045
+
+
+BACKENDS = ("python", "policy", "endpoint", "recorded")
+EVIDENCE = ("none", "outcome", "rubric", "gold")
+
+
+@dataclass
+class RoleConfig:
+    """What one role has of its own; None takes over the value of ``intervention.judge``."""
+
+    backend: Optional[str] = None  # noqa: UP045
+    function: Optional[str] = None  # noqa: UP045
+    evidence: Optional[str] = None  # noqa: UP045
+    evidence_column: Optional[str] = None  # noqa: UP045
+    temperature: Optional[float] = None  # noqa: UP045
+    max_answer_tokens: Optional[int] = None  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            _choice("judge.roles.<role>.backend", self.backend, BACKENDS)
+        if self.evidence is not None:
+            _choice("judge.roles.<role>.evidence", self.evidence, EVIDENCE)
+
+
+@dataclass
+class RolesConfig:
+    """Roles of the separate calls (RTI); by default all three are the one judge."""
+
+    validator: RoleConfig = field(default_factory=RoleConfig)
+    corrector: RoleConfig = field(default_factory=RoleConfig)
+    verifier: RoleConfig = field(default_factory=RoleConfig)
 
 
 @dataclass
@@ -265,9 +299,6 @@ class PricesConfig:
         return ((prompt - cached) * self.prompt + cached * cached_price + completion * self.completion) / 1e6
 
 
-BACKENDS = ("python", "policy", "endpoint", "recorded")
-
-
 @dataclass
 class JudgeConfig:
     """Who reviews, what it may see, and what happens when it fails.
@@ -301,6 +332,8 @@ class JudgeConfig:
     recorded: Optional[str] = None  # noqa: UP045
     evidence: str = "none"
     evidence_column: Optional[str] = None  # noqa: UP045
+    joint: bool = True
+    roles: RolesConfig = field(default_factory=RolesConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     temperature: float = 0.0
     max_answer_tokens: int = 512
@@ -315,7 +348,7 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         _choice("judge.backend", self.backend, BACKENDS)
-        _choice("judge.evidence", self.evidence, ("none", "outcome", "rubric", "gold"))
+        _choice("judge.evidence", self.evidence, EVIDENCE)
         _choice("judge.on_error", self.on_error, ("keep", "mask", "fail"))
         _at_least("judge.temperature", self.temperature, 0)
         _at_least("judge.max_answer_tokens", self.max_answer_tokens, 1)
@@ -350,6 +383,93 @@ class JudgeConfig:
                 f"{NODE}.judge.evidence is {self.evidence} but {NODE}.judge.evidence_column is not set.",
                 f"set {NODE}.judge.evidence_column, e.g. reward_model.ground_truth, or {NODE}.judge.evidence: none.",
             )
+
+
+@dataclass
+class VerifierConfig:
+    """The Verifier's checks on a proposed correction (RTI section 3).
+
+    Attributes:
+        enabled: ask the Verifier; a leak is looked for before any model is asked.
+        shortest_gold: characters from which privileged text must not stand verbatim in a correction [inf].
+        leak_ngram: words in a row shared with the privileged text alone that are a leak [inf].
+    """
+
+    enabled: bool = False
+    shortest_gold: int = 12
+    leak_ngram: int = 6
+
+    def __post_init__(self) -> None:
+        _at_least("verifier.shortest_gold", self.shortest_gold, 1)
+        _at_least("verifier.leak_ngram", self.leak_ngram, 1)
+
+
+@dataclass
+class GateConfig:
+    """Perplexity gate on a correction, in the policy's original context at temperature 1 (RTI).
+
+    Attributes:
+        mode: ``none`` | ``absolute`` (PPL <= delta) | ``relative`` (PPL <= ratio * PPL of the replaced step) | ``quantile`` (bound is
+            that quantile of the policy's own step perplexities in the group).
+        delta: bound of ``absolute`` (RTI: 5).
+        delta_for: bounds of their own, by "backend/domain", domain (``data_source``) or backend.
+        ratio: of ``relative`` [inf].
+        quantile: of ``quantile`` [inf].
+        ignore_literals: leave names and ids copied from the context out of the mean.
+        ignore_numbers: leave numbers copied from the context out of the mean.
+    """
+
+    mode: str = "none"
+    delta: float = 5.0
+    delta_for: dict[str, float] = field(default_factory=dict)
+    ratio: float = 2.0
+    quantile: float = 0.9
+    ignore_literals: bool = False
+    ignore_numbers: bool = False
+
+    def __post_init__(self) -> None:
+        _choice("gate.mode", self.mode, ("none", "absolute", "relative", "quantile"))
+        _at_least("gate.delta", self.delta, 1)
+        for name, value in self.delta_for.items():
+            _at_least(f"gate.delta_for.{name}", value, 1)
+        _above("gate.ratio", self.ratio, 0)
+        if not 0 < self.quantile <= 1:
+            raise ConfigError(f"{NODE}.gate.quantile is {self.quantile}; expected a share in (0, 1].", "change it.")
+
+
+@dataclass
+class TokenWeightsConfig:
+    """Weights of corrector tokens in the objective.
+
+    Attributes:
+        mode: ``ones`` or ``steering`` (RTI: clipped ratio of the policy with and without the correction context).
+        eps_cal: half-width of the clip [inf: 0.2].
+    """
+
+    mode: str = "ones"
+    eps_cal: float = 0.2
+
+    def __post_init__(self) -> None:
+        _choice("token_weights.mode", self.mode, ("ones", "steering"))
+        if not 0 <= self.eps_cal < 1:
+            raise ConfigError(
+                f"{NODE}.token_weights.eps_cal is {self.eps_cal}; expected 0 <= eps_cal < 1.",
+                "a weight stays positive.",
+            )
+
+
+@dataclass
+class GroupFailureConfig:
+    """Trigger ``group_failure`` (RTI).
+
+    Attributes:
+        max_replaced: most sessions of a group that are replaced by their edited version.
+    """
+
+    max_replaced: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least("group_failure.max_replaced", self.max_replaced, 1)
 
 
 @dataclass
@@ -444,7 +564,7 @@ class InterventionConfig:
     """The whole node.
 
     Attributes:
-        trigger: ``never`` or ``periodic``.
+        trigger: ``never`` | ``periodic`` (MInTRL) | ``group_failure`` (RTI).
         only_if_control_fails: intervene only in groups whose control sessions all failed (the ``mintrl_gated`` preset).
         success_threshold: a reward above it is a success.
     """
@@ -456,13 +576,17 @@ class InterventionConfig:
     review: ReviewConfig = field(default_factory=ReviewConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     judge: JudgeConfig = field(default_factory=lambda: JudgeConfig(function="verl_mintrl.judges.arithmetic:review"))
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    group_failure: GroupFailureConfig = field(default_factory=GroupFailureConfig)
+    token_weights: TokenWeightsConfig = field(default_factory=TokenWeightsConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     def __post_init__(self) -> None:
-        _choice("trigger", self.trigger, ("never", "periodic"))
+        _choice("trigger", self.trigger, ("never", "periodic", "group_failure"))
         if not math.isfinite(self.success_threshold):
             raise ConfigError(f"{NODE}.success_threshold is {self.success_threshold}; expected a number.", "change it.")
 

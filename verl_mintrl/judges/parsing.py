@@ -153,6 +153,8 @@ def check_review(
     if verdict is Verdict.KEEP:
         return replace(review, verdict=verdict, step=None, correction=None, final=False)
     step = _step(review.step, request)
+    if request.focus is not None and step != request.focus:
+        raise JudgeError(f"step {step} was named, only step {request.focus} was in question", kind="step_range")
     correction = review.correction
     if correction is not None or needs_correction:
         correction = _correction_text(correction, request, step, control_strings)

@@ -98,9 +98,7 @@ class PromptSet:
             "step": lambda: fence.around(f"step {step}", _shorten(request.steps[step - 1])) if step else "",
             "correction": lambda: fence.around("proposed rewrite", _shorten(correction or "")),
             "nonce": lambda: fence.nonce,
-            "state": lambda: (
-                "The response is finished." if request.finished else "The response is still being written."
-            ),
+            "state": lambda: _state_text(request),
         }
         return [
             {"role": name, "content": _PLACEHOLDER.sub(lambda match: values[match[1]](), template)}
@@ -157,6 +155,13 @@ def _read(role: str, path: str | Path | None) -> list[tuple[str, str]]:
     parts = _DIVIDER.split(text, maxsplit=1)
     names = ("system", "user") if len(parts) == 2 else ("user",)
     return [(name, part.strip()) for name, part in zip(names, parts, strict=True)]
+
+
+def _state_text(request: ReviewRequest) -> str:
+    state = "The response is finished." if request.finished else "The response is still being written."
+    if request.focus is not None:
+        state += f" Only step {request.focus} is in question; the steps before it have been accepted."
+    return state
 
 
 def _problem_text(problem: tuple[dict[str, Any], ...]) -> str:

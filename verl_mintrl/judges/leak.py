@@ -1,0 +1,64 @@
+"""Does a correction give away what only the judge may know? Deterministic, runs before any model is asked. Pure.
+
+RTI (arXiv 2610.13438) leaves the check to its Verifier; the rules and numbers here are ours [inf].
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_WORD = re.compile(r"\w+", re.UNICODE)
+#: phrases that speak of evidence the policy never saw
+_REFERENCES = re.compile(
+    r"\b(?:gold|golden|reference|expected|provided|confidential|correct|ground[- ]truth)\s+"
+    r"(?:answer|solution|result|output|action|label|evidence)\b"
+    r"|\baccording to the (?:rubric|evidence|reference|answer key|ground[- ]truth)\b"
+    r"|\b(?:answer key|the rubric|ground[- ]truth|the evidence says|the reviewer|the judge)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class LeakRules:
+    """What counts as a leak.
+
+    Attributes:
+        shortest_gold: characters below which privileged text may stand verbatim in a correction: a number or a letter is the
+            result of nearly every right derivation.
+        ngram: words in a row that, shared with the privileged text but not with what the policy could see, are a leak.
+    """
+
+    shortest_gold: int = 12
+    ngram: int = 6
+
+
+def find_leak(correction: str, privileged: str | None, observable: str, rules: LeakRules) -> str:
+    """Why ``correction`` leaks, empty if it does not: ``gold``, ``reference`` or ``overlap``.
+
+    Args:
+        privileged: what only the judge saw, None if nothing.
+        observable: all text the policy could see (problem, steps before, observations). What it implies word for word is no leak.
+    """
+    seen = _flat(observable)
+    match = _REFERENCES.search(correction)
+    if match and _flat(match[0]) not in seen:
+        return "reference"
+    if privileged is None:
+        return ""
+    gold, text = _flat(privileged), _flat(correction)
+    if len(gold) >= rules.shortest_gold and gold in text and gold not in seen:
+        return "gold"
+    known = _ngrams(observable, rules.ngram)
+    if (_ngrams(correction, rules.ngram) & _ngrams(privileged, rules.ngram)) - known:
+        return "overlap"
+    return ""
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def _ngrams(text: str, n: int) -> set[tuple[str, ...]]:
+    words = _WORD.findall(text.lower())
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
