@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = (
     "verl",
@@ -52,7 +55,7 @@ class Manifest:
             },
             "config": _without_secrets(OmegaConf.to_container(config, resolve=True)),
         }
-        self.earlier = json.loads(self.path.read_text())["runs"] if self.path.exists() else []
+        self.earlier = _earlier(self.path)
 
     def __enter__(self) -> Manifest:
         self._write()
@@ -68,6 +71,18 @@ class Manifest:
         partial = self.path.with_name(self.path.name + ".partial")
         partial.write_text(json.dumps({"runs": [*self.earlier, self.entry]}, indent=1, default=str))
         partial.replace(self.path)
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """Entries of earlier runs; a file that cannot be read as a manifest is set aside rather than stopping this run."""
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text())["runs"])
+    except (ValueError, KeyError, TypeError) as error:
+        aside = path.replace(path.with_name(path.name + ".damaged"))
+        logger.warning("%s is no manifest (%s: %s); kept as %s", path, type(error).__name__, error, aside)
+        return []
 
 
 def _version(name: str) -> str | None:
