@@ -71,6 +71,7 @@ JUDGE_ERROR_KINDS = frozenset(
         "same_correction",  # the correction equals what it would replace
         "too_long",  # the correction exceeds max_insertion_tokens
         "unencodable",  # the tokenizer cannot write the correction without a special token
+        "evidence",  # the dataset row lacks what the role should see
         "context",  # the question does not fit into the judge's context
     }
 )

@@ -409,8 +409,8 @@ class GateConfig:
     """Perplexity gate on a correction, in the policy's original context at temperature 1 (RTI).
 
     Attributes:
-        mode: ``none`` | ``absolute`` (PPL <= delta) | ``relative`` (PPL <= ratio * PPL of the replaced step) | ``quantile`` (bound is
-            that quantile of the policy's own step perplexities in the group).
+        mode: ``none`` | ``absolute`` (PPL <= delta) | ``relative`` (PPL <= ratio * PPL of the replaced step) | ``quantile`` (bound
+            is that quantile of the policy's own step perplexities in the group).
         delta: bound of ``absolute`` (RTI: 5).
         delta_for: bounds of their own, by "backend/domain", domain (``data_source``) or backend.
         ratio: of ``relative`` [inf].

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_mintrl.config.schema import InterventionConfig, parse
 from verl_mintrl.errors import ConfigError
+from verl_mintrl.judges.roles import lookup
 from verl_mintrl.rollout.stops import STOPS
 
 logger = logging.getLogger(__name__)
@@ -271,8 +272,6 @@ def check_dataset(columns: list[str], sample: dict[str, Any], config: DictConfig
     Raises:
         ConfigError: a reserved column name, a missing evidence column, images, or rows with an agent loop of their own.
     """
-    from verl_mintrl.rollout.session import lookup
-
     if clash := sorted(RESERVED_COLUMNS & set(columns)):
         raise ConfigError(
             f"the dataset of data.train_files has columns named like fields of verl: {', '.join(clash)}; they would "

@@ -1,54 +1,113 @@
-"""From ``intervention.judge`` to a guarded judge: the one place that knows all backends."""
+"""From ``intervention.judge`` to guarded judges: the one place that knows all backends."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verl_mintrl.config.schema import JudgeConfig
+from verl_mintrl.config.schema import JudgeConfig, RoleConfig, VerifierConfig
+from verl_mintrl.errors import ConfigError
+from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.policy import PolicyBackend
-from verl_mintrl.judges.prompted import PromptedJudge
+from verl_mintrl.judges.prompted import ChatBackend, PromptedJudge
 from verl_mintrl.judges.prompts import PromptSet
-from verl_mintrl.judges.protocol import Judge
-from verl_mintrl.judges.python import load_judge
+from verl_mintrl.judges.protocol import Evidence, Judge, Review, ReviewRequest
+from verl_mintrl.judges.python import PythonJudge, load
+from verl_mintrl.judges.roles import Part, RolesJudge, Sight
 
 
-def build_judge(
-    config: JudgeConfig,
-    *,
-    control_strings: Collection[str],
-    client: Any,
-    tokenizer: Any,
-    template_kwargs: Mapping[str, Any],
-    max_model_len: int,
-) -> GuardedJudge:
-    """The configured judge, held to its deadline and concurrency.
+@dataclass(frozen=True)
+class Surroundings:
+    """What backends need from the rollout worker.
 
-    Args:
+    Attributes:
         client: verl's server client, for the backend ``policy``.
         tokenizer: the policy's.
         control_strings: special tokens of the policy.
         max_model_len: context of the rollout servers, tokens.
+        template_kwargs: ``data.apply_chat_template_kwargs``.
+    """
+
+    client: Any
+    tokenizer: Any
+    control_strings: Collection[str]
+    max_model_len: int
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) -> RolesJudge:
+    """The configured judge: every role held to deadline and concurrency, and shown its own evidence.
 
     Raises:
         ConfigError: a function or a template cannot be loaded.
     """
-    judge: Judge
-    if config.backend == "python":
-        assert config.function is not None  # checked by JudgeConfig
-        judge = load_judge(config.function)
-    else:
-        backend = PolicyBackend(
-            client=client,
-            tokenizer=tokenizer,
-            max_model_len=max_model_len,
-            max_answer_tokens=config.max_answer_tokens,
-            temperature=config.temperature,
-            template_kwargs=template_kwargs,
-        )
-        paths = {"reviewer": config.prompts.reviewer}
-        judge = PromptedJudge(backend, PromptSet({k: v for k, v in paths.items() if v}, control_strings), joint=True)
-    return GuardedJudge(
-        judge, timeout=config.call_deadline_s, concurrency=config.max_concurrency, control_strings=control_strings
+    built: dict[tuple[Any, ...], GuardedJudge] = {}
+
+    def part(role: str, own: RoleConfig) -> Part:
+        merged = _merged(config, own)
+        python = merged.backend == "python"
+        key = (merged.backend, merged.temperature, merged.max_answer_tokens, (role, own.function) if python else None)
+        if key not in built:
+            judge = _python(config, role, own) if python else _prompted(merged, around)
+            built[key] = GuardedJudge(
+                judge,
+                timeout=config.call_deadline_s,
+                concurrency=config.max_concurrency,
+                joint=config.joint,
+                control_strings=around.control_strings,
+            )
+        return Part(built[key], Sight(Evidence(merged.evidence), merged.evidence_column))
+
+    return RolesJudge(
+        part("validator", config.roles.validator),
+        part("corrector", config.roles.corrector),
+        part("verifier", config.roles.verifier),
+        LeakRules(verifier.shortest_gold, verifier.leak_ngram),
+    )
+
+
+def _merged(config: JudgeConfig, own: RoleConfig) -> JudgeConfig:
+    """``intervention.judge`` with what the role has of its own."""
+    names = ("backend", "function", "evidence", "evidence_column", "temperature", "max_answer_tokens")
+    return replace(config, **{name: value for name in names if (value := getattr(own, name)) is not None})
+
+
+def _python(config: JudgeConfig, role: str, own: RoleConfig) -> Judge:
+    """Functions: ``judge.function`` reviews; ``judge.roles.corrector.function`` and ``...verifier.function`` play these roles."""
+    review = own.function if role == "validator" and own.function else config.function
+    functions = {"correct": config.roles.corrector.function, "verify": config.roles.verifier.function}
+    return PythonJudge(
+        load(review) if review else _no_review,
+        correct=load(functions["correct"]) if functions["correct"] else None,
+        verify=load(functions["verify"]) if functions["verify"] else None,
+    )
+
+
+def _no_review(request: ReviewRequest) -> Review:
+    raise ConfigError(
+        "intervention.judge.function is not set, but a python judge was asked for a review.",
+        "set intervention.judge.function, or intervention.judge.roles.validator.backend.",
+    )
+
+
+def _prompted(config: JudgeConfig, around: Surroundings) -> Judge:
+    prompts = {role: getattr(config.prompts, role) for role in ("reviewer", "validator", "corrector", "verifier")}
+    return PromptedJudge(
+        _backend(config, around),
+        PromptSet(prompts, around.control_strings),
+        joint=config.joint,
+        control_strings=around.control_strings,
+    )
+
+
+def _backend(config: JudgeConfig, around: Surroundings) -> ChatBackend:
+    return PolicyBackend(
+        client=around.client,
+        tokenizer=around.tokenizer,
+        max_model_len=around.max_model_len,
+        max_answer_tokens=config.max_answer_tokens,
+        temperature=config.temperature,
+        template_kwargs=around.template_kwargs,
     )

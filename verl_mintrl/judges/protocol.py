@@ -60,6 +60,7 @@ class ReviewRequest:
         uid: group id given by verl; unique in a run.
         session_id: number of the session within its group.
         attempt: 0-based number of this review within its session.
+        outcome: reward of the finished response, where it is known; shown only to roles with ``Evidence.OUTCOME``.
         focus: the one step in question, when a session is walked step by step (RTI); None asks about all of them.
     """
 
@@ -72,6 +73,7 @@ class ReviewRequest:
     uid: str = ""
     session_id: int = 0
     attempt: int = 0
+    outcome: float | None = None
     focus: int | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, register
 
-from verl_mintrl.judges.protocol import Evidence, ReviewRequest
+from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.rollout.output import InterventionOutput
 from verl_mintrl.rollout.periodic import PeriodicSession
 from verl_mintrl.rollout.session import SESSION_KEY, Session
@@ -40,8 +40,6 @@ class InterventionAgentLoop(AgentLoopBase):
             problem=tuple(messages),
             steps=(),
             finished=False,
-            evidence=Evidence(shared.judge_config.evidence) if session.privileged is not None else Evidence.NONE,
-            privileged=session.privileged,
             sample=kwargs,
             uid=record.uid,
             session_id=record.session_id,

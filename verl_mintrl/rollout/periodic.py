@@ -194,7 +194,9 @@ class PeriodicSession:
             JudgeError: the correction is longer than ``max_insertion_tokens``.
         """
         ending = "" if review.final else step.text[len(step.text.rstrip()) :]
-        text = neutralise(review.correction or "", self.shared.control_strings).strip("\n").rstrip() + ending  # keeps indentation
+        text = (
+            neutralise(review.correction or "", self.shared.control_strings).strip("\n").rstrip() + ending
+        )  # keeps indentation
         try:
             plan = plan_splice(self.text, step.start, text, self.shared.encode)
         except TrajectoryError as error:

@@ -14,13 +14,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from verl_mintrl.config import parse
-from verl_mintrl.judges.build import build_judge
+from verl_mintrl.judges.build import Surroundings, build_judge
 from verl_mintrl.learning.schedule import Schedule
 from verl_mintrl.rollout.agent_loop import AGENT_NAME
 from verl_mintrl.rollout.group import Group, assign_roles
 from verl_mintrl.rollout.output import InterventionOutput, checked_reward, inert
 from verl_mintrl.rollout.periodic import Reviewing
-from verl_mintrl.rollout.session import GROUP_KEY, SESSION_KEY, Session, lookup
+from verl_mintrl.rollout.session import GROUP_KEY, SESSION_KEY, Session
 from verl_mintrl.trajectory.record import Role, SessionRecord
 from verl_mintrl.trajectory.splice import Budget, control_strings, encode_correction
 from verl_mintrl.trajectory.steps import get_segmenter
@@ -53,12 +53,15 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         return Reviewing(
             judge=build_judge(
                 config.judge,
-                control_strings=strings,
-                client=self.llm_client,
-                tokenizer=tokenizer,
-                template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
-                max_model_len=self.rollout_config.max_model_len
-                or self.rollout_config.prompt_length + self.rollout_config.response_length,
+                config.verifier,
+                Surroundings(
+                    client=self.llm_client,
+                    tokenizer=tokenizer,
+                    control_strings=strings,
+                    max_model_len=self.rollout_config.max_model_len
+                    or self.rollout_config.prompt_length + self.rollout_config.response_length,
+                    template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
+                ),
             ),
             judge_config=config.judge,
             review=config.review,
@@ -106,8 +109,6 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                     record.gated_off = True
                 else:
                     agent_name = AGENT_NAME
-                    if (column := self.intervention.judge.evidence_column) is not None:
-                        session.privileged = lookup(kwargs, column)
             return await super()._run_agent_loop(
                 sampling_params, trajectory, agent_name=agent_name, trace=trace, **{**kwargs, SESSION_KEY: session}
             )
