@@ -34,6 +34,10 @@ class TrajectoryError(InterventionError):
     """Token book-keeping was asked for something impossible (cut out of range, lengths that disagree)."""
 
 
+class ReplayError(InterventionError):
+    """An environment did not return to the state a session had before; the intervention is given up, the session is not."""
+
+
 class JudgeError(InterventionError):
     """A judge gave no usable answer. Never a verdict; what follows is decided by ``intervention.judge.on_error``.
 
@@ -60,9 +64,10 @@ class JudgeError(InterventionError):
 JUDGE_ERROR_KINDS = frozenset(
     {
         "exception",  # the judge raised
-        "timeout",  # no answer within the deadline
+        "timeout",  # no answer within the deadline of a call
+        "session_timeout",  # the session's judge time is used up; it goes on without a judge
         "unavailable",  # transport error, server gone, circuit open
-        "http",  # the server answered with an error status
+        "http",  # the server answered with an error status, or with something that is no chat completion
         "unparseable",  # no verdict could be read from the answer
         "refused",  # the model declined to answer, or answered with nothing
         "truncated",  # the answer ended at its length limit
@@ -73,5 +78,6 @@ JUDGE_ERROR_KINDS = frozenset(
         "unencodable",  # the tokenizer cannot write the correction without a special token
         "evidence",  # the dataset row lacks what the role should see
         "context",  # the question does not fit into the judge's context
+        "unrecorded",  # a recording holds no answer to this question: the rollout diverged from the recorded one
     }
 )

@@ -92,7 +92,7 @@ class PromptSet:
         values: dict[str, Callable[[], str]] = {
             "problem": lambda: fence.around("problem", _problem_text(request.problem)),
             "evidence": lambda: _evidence_text(request, fence),
-            "steps": lambda: _steps_text(shown, fence),
+            "steps": lambda: _steps_text(shown, request.observations, fence),
             "step_count": lambda: str(len(request.steps)),
             "step_number": lambda: str(step),
             "step": lambda: fence.around(f"step {step}", _shorten(request.steps[step - 1])) if step else "",
@@ -112,7 +112,7 @@ class _Fence:
     def __init__(self, request: ReviewRequest, correction: str | None, control_strings: Collection[str]) -> None:
         self._control_strings = control_strings
         stable = json.dumps([*request.problem, request.privileged], sort_keys=True, default=str)
-        inside = "\n".join((stable, request.privileged or "", *request.steps, correction or ""))
+        inside = "\n".join((stable, request.privileged or "", *request.steps, *request.observations, correction or ""))
         salt = 0
         while True:
             self.nonce = hashlib.sha256(f"{salt}|{stable}".encode("utf-8", "replace")).hexdigest()[:12]
@@ -184,10 +184,13 @@ def _evidence_text(request: ReviewRequest, fence: _Fence) -> str:
     return f"{_EVIDENCE_TITLES[request.evidence]}\n{fence.around('evidence', request.privileged)}"
 
 
-def _steps_text(steps: tuple[str, ...], fence: _Fence) -> str:
-    if not steps:
-        return "(none)"
-    return "\n".join(fence.around(f"step {number}", _shorten(step)) for number, step in enumerate(steps, 1))
+def _steps_text(steps: tuple[str, ...], observations: tuple[str, ...], fence: _Fence) -> str:
+    blocks = []
+    for number, step in enumerate(steps, 1):
+        if number <= len(observations) and observations[number - 1]:
+            blocks.append(fence.around(f"seen before step {number}", _shorten(observations[number - 1])))
+        blocks.append(fence.around(f"step {number}", _shorten(step)))
+    return "\n".join(blocks) or "(none)"
 
 
 def _shorten(text: str) -> str:

@@ -53,10 +53,12 @@ class ReviewRequest:
     Attributes:
         problem: chat messages of the prompt, as in the dataset (``raw_prompt``).
         steps: texts of the steps that may be judged, in order; step numbers are 1-based.
+        observations: what the policy saw before each step (user or tool messages of a conversation); empty for plain text.
         finished: whether the policy has ended its response; only then may the last step be an ending.
         evidence: what ``privileged`` holds; ``Evidence.NONE`` means ``privileged`` is None.
         privileged: text only the judge may see (gold answer, rubric, outcome); never enters training tokens.
         sample: the dataset row of this prompt, for judges that are functions.
+        global_step: step of the trainer that the session is sampled for.
         uid: group id given by verl; unique in a run.
         session_id: number of the session within its group.
         attempt: 0-based number of this review within its session.
@@ -70,11 +72,13 @@ class ReviewRequest:
     evidence: Evidence = Evidence.NONE
     privileged: str | None = field(default=None, repr=False)
     sample: dict[str, Any] = field(default_factory=dict, repr=False)
+    global_step: int = 0
     uid: str = ""
     session_id: int = 0
     attempt: int = 0
     outcome: float | None = None
     focus: int | None = None
+    observations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class RolesJudge(Judge):
         return await self._corrector.judge.correct(self._corrector.question(request), step)
 
     async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
-        observable = "\n".join([*(str(m.get("content")) for m in request.problem), *request.steps[: step - 1]])
+        observable = "\n".join([*(str(m.get("content")) for m in request.problem), *request.observations[:step], *request.steps[: step - 1]])
         for part in (self._corrector, self._verifier):
             if find_leak(correction, part.question(request).privileged, observable, self._rules):
                 return Verification(agrees=True, leak_free=False, plausible=True)

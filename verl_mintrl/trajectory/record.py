@@ -40,10 +40,17 @@ class ReviewRecord:
         detail: human-readable cause of an error.
         step: 1-based step the judge named.
         correction: text the judge proposed.
+        final: whether the judge meant it as the final answer.
+        question: hash of what was asked (problem and steps shown), by which a recording is found again.
         cut_at: first dropped token.
         dropped_ids: tokens the cut removed.
         inserted_tokens: length of the insertion when it was made.
         inserted: half-open range of the corrector tokens in the final response, None where nothing of it is left.
+        checks: the Verifier's three checks, separately.
+        perplexity: of the correction under the policy, whether or not it was accepted.
+        replaced_perplexity: of the step it would replace.
+        gate_fallback: all its tokens were copied literals, so all of them counted.
+        calls_by_role: judge calls of validator, corrector and verifier.
     """
 
     at_tokens: int
@@ -54,14 +61,22 @@ class ReviewRecord:
     detail: str = ""
     step: int | None = None
     correction: str | None = None
+    final: bool = False
+    question: str = ""
     cut_at: int | None = None
     dropped_ids: list[int] = field(default_factory=list)
     inserted_tokens: int = 0
     inserted: tuple[int, int] | None = None
+    checks: dict[str, bool] | None = None
+    perplexity: float | None = None
+    replaced_perplexity: float | None = None
+    gate_fallback: bool = False
+    calls_by_role: dict[str, int] = field(default_factory=dict)
     judge: str = ""
     judge_calls: int = 0
     judge_prompt_tokens: int = 0
     judge_completion_tokens: int = 0
+    judge_cached_tokens: int = 0
     judge_seconds: float = 0.0
 
 
@@ -76,6 +91,11 @@ class SessionRecord:
         masked: left out of loss and baselines; ``mask_reason`` says why.
         fatal: the run has to stop, with this message.
         generate_seconds: time spent waiting for the policy.
+        triggered: the whole group had failed (trigger ``group_failure``).
+        walk: reviews of a failed session; became ``reviews`` where the edited version replaced it.
+        replaced: the published tokens are those of the edited version.
+        reward_before: reward before the walk.
+        reward_after: reward at the end of the walk, None where nothing was inserted.
     """
 
     uid: str
@@ -88,7 +108,12 @@ class SessionRecord:
     mask_reason: str = ""
     fatal: str = ""
     generate_seconds: float = 0.0
+    triggered: bool = False
+    replaced: bool = False
+    reward_before: float | None = None
+    reward_after: float | None = None
     reviews: list[ReviewRecord] = field(default_factory=list)
+    walk: list[ReviewRecord] = field(default_factory=list)
 
     @property
     def intervened(self) -> bool:
@@ -109,13 +134,14 @@ class SessionRecord:
     def from_dict(cls, data: dict[str, Any]) -> SessionRecord:
         known = {f.name for f in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        reviews = []
-        for review in values.pop("reviews", []):
-            review = dict(review)
-            if review.get("inserted") is not None:
-                review["inserted"] = tuple(review["inserted"])
-            reviews.append(ReviewRecord(**review))
-        return cls(**values, reviews=reviews)
+        for name in ("reviews", "walk"):
+            values[name] = [_review(review) for review in values.get(name, [])]
+        return cls(**values)
+
+
+def _review(data: dict[str, Any]) -> ReviewRecord:
+    inserted = data.get("inserted")
+    return ReviewRecord(**{**data, "inserted": tuple(inserted) if inserted is not None else None})
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -1,0 +1,218 @@
+"""Validator - Corrector - Verifier over a finished session, step by step (RTI, arXiv 2610.13438, section 3). No verl, no Ray.
+
+What a session is - one text, a conversation with tools, an environment - is hidden behind :class:`Reentrant`: it can be
+entered again at any of its steps with another text there, and rolls on from that point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from verl_mintrl.errors import JudgeError, ReplayError
+from verl_mintrl.judges.protocol import Judge, ReviewRequest, Usage, Verdict
+from verl_mintrl.rollout import gate
+from verl_mintrl.trajectory.record import Outcome, ReviewRecord
+from verl_mintrl.trajectory.splice import Ledger
+
+
+class Reentrant(Protocol):
+    """A finished session that can be entered again.
+
+    Attributes:
+        steps: texts of its steps, in order.
+        reward: outcome reward, scored.
+    """
+
+    steps: Sequence[str]
+    reward: float
+
+    def request(self, focus: int) -> ReviewRequest:
+        """The question about step ``focus`` (1-based): problem, steps up to it, observations the policy saw."""
+        ...
+
+    async def prepare(self, step: int, correction: str, final: bool) -> Any:
+        """Encode and score a proposed correction of ``step``.
+
+        Returns:
+            a :class:`Proposal`.
+
+        Raises:
+            JudgeError: it cannot be used (too long, not encodable).
+        """
+        ...
+
+    async def resume(self, step: int, proposal: Any) -> Reentrant:
+        """A new session: as this one before ``step``, the proposal in its place, the policy from there on; scored.
+
+        Raises:
+            ReplayError: the environment did not return to the state it had before ``step``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A correction ready to be spliced in.
+
+    Attributes:
+        tokens: its length.
+        rejection: budget reason for which it must not be used, empty if none.
+        judgement: of the perplexity gate; None where the gate is off.
+        replaced_perplexity: of the step it would replace; None where not scored.
+        payload: whatever :meth:`Reentrant.resume` needs.
+    """
+
+    tokens: int
+    rejection: str = ""
+    judgement: gate.Judgement | None = None
+    replaced_perplexity: float | None = None
+    payload: Any = None
+
+
+@dataclass(frozen=True)
+class Walker:
+    """One way to walk.
+
+    Attributes:
+        verify: whether the Verifier is asked.
+        success_threshold: a reward above it ends the walk.
+        deadline_s: seconds of judge time per session.
+    """
+
+    judge: Judge
+    verify: bool
+    success_threshold: float
+    deadline_s: float
+
+    async def walk(
+        self,
+        session: Reentrant,
+        ledger: Ledger,
+        notes: list[ReviewRecord],
+        stop: Callable[[], bool] = lambda: False,
+        on_error: Callable[[JudgeError, ReviewRecord], bool] = lambda error, note: True,
+    ) -> Reentrant:
+        """Walk over the steps, also over those that come after an intervention, until success, budget or the end.
+
+        Args:
+            session: a failed session.
+            ledger: its budget.
+            notes: one record per step looked at is appended.
+            stop: asked before every step; true ends the walk (enough siblings have succeeded).
+            on_error: told of every judge failure; false ends the walk.
+
+        Returns:
+            the session as it is at the end; the very object handed in if nothing was inserted.
+        """
+        step, spent = 1, 0.0
+        while step <= len(session.steps) and ledger.may_review() and not stop():
+            if spent >= self.deadline_s:
+                break
+            request = replace(session.request(step), focus=step, attempt=len(notes), outcome=session.reward)
+            note = ReviewRecord(
+                at_tokens=0, finished=request.finished, steps=step, outcome=Outcome.KEPT, judge=self.judge.name
+            )
+            notes.append(note)
+            ledger.count_review()
+            try:
+                proposal = await self._propose(session, request, step, note)
+            except JudgeError as error:
+                _spend(note, "", error.usage)
+                note.outcome, note.reason, note.detail = Outcome.ERROR, error.kind, str(error)
+                if not on_error(error, note):
+                    break
+                proposal = None
+            spent += note.judge_seconds
+            if proposal is not None:
+                try:
+                    session = await session.resume(step, proposal)
+                except ReplayError as error:
+                    note.outcome, note.reason, note.detail = Outcome.REJECTED, "replay", str(error)
+                else:
+                    ledger.count_insertion()
+                    note.outcome, note.inserted_tokens = Outcome.INSERTED, proposal.tokens
+                    if session.reward > self.success_threshold:
+                        break
+            step += 1
+        return session
+
+    async def _propose(
+        self, session: Reentrant, request: ReviewRequest, step: int, note: ReviewRecord
+    ) -> Proposal | None:
+        """Verdict, correction, checks and gate on one step; None where it stays as it is."""
+        review = await self.judge.review(request)
+        _spend(note, "validator", review.usage)
+        if review.verdict is Verdict.KEEP:
+            return None
+        note.step, text = step, review.correction
+        if text is None:
+            correction = await self.judge.correct(request, step)
+            _spend(note, "corrector", correction.usage)
+            text = correction.text
+        note.correction = text
+        if self.verify:
+            verification = await self.judge.verify(request, step, text)
+            _spend(note, "verifier", verification.usage)
+            note.checks = {
+                "agrees": verification.agrees,
+                "leak_free": verification.leak_free,
+                "plausible": verification.plausible,
+            }
+            if not verification.accepted:
+                note.outcome, note.reason = Outcome.REJECTED, verification.reason
+        proposal = await session.prepare(step, text, review.final)
+        note.replaced_perplexity = proposal.replaced_perplexity
+        if proposal.judgement is not None:  # recorded for every proposal, accepted or not
+            note.perplexity, note.gate_fallback = proposal.judgement.perplexity, proposal.judgement.fallback
+        if note.outcome == Outcome.REJECTED:
+            return None
+        if proposal.judgement is not None and not proposal.judgement.accepted:
+            note.outcome, note.reason = Outcome.REJECTED, "perplexity"
+            return None
+        if proposal.rejection:
+            note.outcome, note.reason = Outcome.REJECTED, proposal.rejection
+            return None
+        return proposal
+
+
+def _spend(note: ReviewRecord, role: str, usage: Usage | None) -> None:
+    if usage is None:
+        return
+    if role:
+        note.calls_by_role[role] = note.calls_by_role.get(role, 0) + max(1, usage.calls)
+    note.judge_calls += usage.calls
+    note.judge_prompt_tokens += usage.prompt_tokens
+    note.judge_completion_tokens += usage.completion_tokens
+    note.judge_cached_tokens += usage.cached_tokens
+    note.judge_seconds += usage.seconds
+
+
+async def walk_group(
+    sessions: Sequence[Reentrant],
+    walk: Callable[[int, Callable[[], bool]], Awaitable[Reentrant]],
+    *,
+    wanted: int,
+    success_threshold: float,
+) -> dict[int, Reentrant]:
+    """Walk all failed sessions of a group at once; stop early once enough of them have succeeded.
+
+    Args:
+        sessions: the failed sessions.
+        walk: walks session ``i``, asking the given function whether to stop.
+        wanted: successes after which no further step is started.
+
+    Returns:
+        at most ``wanted`` sessions that ended in success, by index, in order of success.
+    """
+    successes: dict[int, Reentrant] = {}
+
+    async def one(index: int) -> None:
+        ended = await walk(index, lambda: len(successes) >= wanted)
+        if ended is not sessions[index] and ended.reward > success_threshold and len(successes) < wanted:
+            successes[index] = ended
+
+    await asyncio.gather(*(one(index) for index in range(len(sessions))))
+    return successes
