@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from verl_mintrl.config.schema import PricesConfig
 from verl_mintrl.errors import JUDGE_ERROR_KINDS
 from verl_mintrl.learning.targets import Rows, Targets
 from verl_mintrl.trajectory.record import Outcome, Role, SessionRecord
@@ -28,7 +29,10 @@ def judge_counts(records: Iterable[SessionRecord]) -> tuple[int, Counter[str]]:
 
 
 def rollout_metrics(
-    records: Sequence[SessionRecord], success: Sequence[bool], rewards: Sequence[float]
+    records: Sequence[SessionRecord],
+    success: Sequence[bool],
+    rewards: Sequence[float],
+    prices: PricesConfig | None = None,
 ) -> dict[str, float]:
     """Metrics of how the sessions were sampled.
 
@@ -36,6 +40,7 @@ def rollout_metrics(
         records: one per session, padding excluded.
         success: whether each session's reward is above the success threshold.
         rewards: outcome reward of each session.
+        prices: of the judge's tokens; the cost is left out without them.
     """
     reviews = [review for record in records for review in record.reviews]
     outcomes = Counter(review.outcome for review in reviews)
@@ -57,9 +62,15 @@ def rollout_metrics(
         "judge_calls": sum(review.judge_calls for review in reviews),
         "judge_prompt_tokens": sum(review.judge_prompt_tokens for review in reviews),
         "judge_completion_tokens": sum(review.judge_completion_tokens for review in reviews),
+        "judge_cached_tokens": sum(review.judge_cached_tokens for review in reviews),
     }
     metrics |= {f"rejected/{reason}": rejected[reason] for reason in REJECTIONS}
     metrics |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
+    cost = (prices or PricesConfig()).cost(
+        *(int(metrics[f"judge_{kind}_tokens"]) for kind in ("prompt", "completion", "cached"))
+    )
+    if cost is not None:
+        metrics["judge_cost"] = cost
     if total:
         latency = [review.judge_seconds for review in reviews]
         metrics["judge_error_rate"] = errors.total() / total

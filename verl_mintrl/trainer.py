@@ -96,7 +96,8 @@ class InterventionTrainerSync(PPOTrainerSync):
         )
         sessions = [record for _, record in real]
         rewards = [rows.rewards[i].item() for i, _ in real]
-        metrics.update(rollout_metrics(sessions, [r > self.intervention.success_threshold for r in rewards], rewards))
+        success = [r > self.intervention.success_threshold for r in rewards]
+        metrics.update(rollout_metrics(sessions, success, rewards, self.intervention.judge.prices))
         intervened = torch.tensor([record is not None and record.intervened for record in records])
         metrics.update(learning_metrics(rows, targets, intervened))
         limit = self.config.actor_rollout_ref.rollout.prompt_length

@@ -235,7 +235,7 @@ VALUES = {
     "budget.max_insertion_tokens=0": ">= 1",
     "budget.max_inserted_share=0": "> 0",
     "budget.max_inserted_share=1.5": "at most 1",
-    "judge.backend=endpoint": "python, policy",
+    "judge.backend=pythn": "python, policy",
     "judge.evidence=goldd": "did you mean 'gold'",
     "judge.on_error=ignore": "keep, mask, fail",
     "judge.temperature=-0.1": ">= 0",

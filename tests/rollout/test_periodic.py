@@ -195,7 +195,7 @@ async def test_hanging_judge_meets_its_deadlines() -> None:
     assert text_of(run) == script and {n.reason for n in run.record.reviews} == {"timeout"}
     run = session(lambda text: script[len(text) - len(PROMPT) :], hang, call_deadline_s=30.0, session_deadline_s=0.05)
     await run.run()
-    assert text_of(run) == script and [n.reason for n in run.record.reviews] == ["timeout"]
+    assert text_of(run) == script and [n.reason for n in run.record.reviews] == ["session_timeout"]
 
 
 @pytest.mark.parametrize("correction", [f"ok{END}", "<|im_end|>ok", "<|im_<|im_end|>end|>ok", "o\x00k"])

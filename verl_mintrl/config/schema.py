@@ -317,7 +317,7 @@ class JudgeConfig:
         call_deadline_s: seconds one call may take, retries included.
         session_deadline_s: seconds of judge time one session may use; after that it goes on without a judge.
         max_concurrency: calls in flight per rollout worker process.
-        cluster: limits over all rollout workers, for ``endpoint`` and for ``python`` functions that ask a service.
+        cluster: limits over all rollout workers, for ``endpoint``.
         prices: what tokens cost, for the metric ``judge_cost``.
         on_error: keep (the policy goes on, counted) | mask (the session leaves loss and baselines) | fail (the run stops).
         max_error_rate: share of failed calls in one update above which the run stops.
@@ -362,26 +362,30 @@ class JudgeConfig:
                 f"{NODE}.judge.backend is python but {NODE}.judge.function is not set.",
                 f"set {NODE}.judge.function to 'package.module:name' or 'path.py:name'.",
             )
-        for name in ("base_url", "model"):
-            if self.backend == "endpoint" and not getattr(self.endpoint, name):
-                raise ConfigError(
-                    f"{NODE}.judge.backend is endpoint but {NODE}.judge.endpoint.{name} is not set.",
-                    f"set {NODE}.judge.endpoint.{name}.",
-                )
-        if (self.backend == "recorded") != bool(self.recorded):
-            raise ConfigError(
-                f"{NODE}.judge.backend is {self.backend} and {NODE}.judge.recorded is {self.recorded!r}.",
-                f"set both {NODE}.judge.backend: recorded and {NODE}.judge.recorded, or neither.",
-            )
-        if self.cluster.limited and self.backend not in ("endpoint", "python"):
-            raise ConfigError(
-                f"{NODE}.judge.cluster sets limits but {NODE}.judge.backend is {self.backend}, which asks no service.",
-                f"set the keys of {NODE}.judge.cluster to null.",
-            )
+        self._check_network()
         if self.evidence in ("rubric", "gold") and not self.evidence_column:
             raise ConfigError(
                 f"{NODE}.judge.evidence is {self.evidence} but {NODE}.judge.evidence_column is not set.",
                 f"set {NODE}.judge.evidence_column, e.g. reward_model.ground_truth, or {NODE}.judge.evidence: none.",
+            )
+
+    def _check_network(self) -> None:
+        used = {self.backend, self.roles.validator.backend, self.roles.corrector.backend, self.roles.verifier.backend}
+        for name in ("base_url", "model"):
+            if "endpoint" in used and not getattr(self.endpoint, name):
+                raise ConfigError(
+                    f"{NODE}.judge.backend (or that of a role) is endpoint but {NODE}.judge.endpoint.{name} is not set.",
+                    f"set {NODE}.judge.endpoint.{name}.",
+                )
+        if ("recorded" in used) != bool(self.recorded):
+            raise ConfigError(
+                f"{NODE}.judge.backend is {self.backend} and {NODE}.judge.recorded is {self.recorded!r}.",
+                f"set both {NODE}.judge.backend: recorded and {NODE}.judge.recorded, or neither.",
+            )
+        if self.cluster.limited and "endpoint" not in used:
+            raise ConfigError(
+                f"{NODE}.judge.cluster sets limits but {NODE}.judge.backend is {self.backend}; they hold for endpoint.",
+                f"set the keys of {NODE}.judge.cluster to null.",
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_mintrl.config.schema import JudgeConfig, RoleConfig, VerifierConfig
 from verl_mintrl.errors import ConfigError
+from verl_mintrl.judges.endpoint import EndpointBackend
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.policy import PolicyBackend
@@ -15,7 +16,12 @@ from verl_mintrl.judges.prompted import ChatBackend, PromptedJudge
 from verl_mintrl.judges.prompts import PromptSet
 from verl_mintrl.judges.protocol import Evidence, Judge, Review, ReviewRequest
 from verl_mintrl.judges.python import PythonJudge, load
+from verl_mintrl.judges.rate import ClusterLimiter
+from verl_mintrl.judges.recorded import RecordedJudge
 from verl_mintrl.judges.roles import Part, RolesJudge, Sight
+
+#: an endpoint holds ``call_deadline_s`` itself, so that its error can say what happened until then; the guard stands behind
+BACKSTOP_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,8 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
     """The configured judge: every role held to deadline and concurrency, and shown its own evidence.
 
     Raises:
-        ConfigError: a function or a template cannot be loaded.
+        ConfigError: a function, a template or a recording cannot be loaded, a key is not set, or limits over all workers
+            are set where Ray does not run.
     """
     built: dict[tuple[Any, ...], GuardedJudge] = {}
 
@@ -50,13 +57,15 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
         python = merged.backend == "python"
         key = (merged.backend, merged.temperature, merged.max_answer_tokens, (role, own.function) if python else None)
         if key not in built:
-            judge = _python(config, role, own) if python else _prompted(merged, around)
+            judge = _python(config, role, own) if python else _model(merged, around)
+            endpoint = merged.backend == "endpoint"
             built[key] = GuardedJudge(
                 judge,
-                timeout=config.call_deadline_s,
+                timeout=config.call_deadline_s + (BACKSTOP_S if endpoint else 0),
                 concurrency=config.max_concurrency,
                 joint=config.joint,
                 control_strings=around.control_strings,
+                limiter=_limiter(config) if endpoint else None,
             )
         return Part(built[key], Sight(Evidence(merged.evidence), merged.evidence_column))
 
@@ -92,7 +101,17 @@ def _no_review(request: ReviewRequest) -> Review:
     )
 
 
-def _prompted(config: JudgeConfig, around: Surroundings) -> Judge:
+def _limiter(config: JudgeConfig) -> ClusterLimiter | None:
+    if not config.cluster.limited:
+        return None
+    lease_s = config.call_deadline_s + 2 * BACKSTOP_S
+    return ClusterLimiter(f"{config.endpoint.base_url} {config.endpoint.model}", config.cluster, lease_s)
+
+
+def _model(config: JudgeConfig, around: Surroundings) -> Judge:
+    if config.backend == "recorded":
+        assert config.recorded is not None  # checked by JudgeConfig
+        return RecordedJudge(config.recorded)
     prompts = {role: getattr(config.prompts, role) for role in ("reviewer", "validator", "corrector", "verifier")}
     return PromptedJudge(
         _backend(config, around),
@@ -103,6 +122,8 @@ def _prompted(config: JudgeConfig, around: Surroundings) -> Judge:
 
 
 def _backend(config: JudgeConfig, around: Surroundings) -> ChatBackend:
+    if config.backend == "endpoint":
+        return EndpointBackend(config)
     return PolicyBackend(
         client=around.client,
         tokenizer=around.tokenizer,

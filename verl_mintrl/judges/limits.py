@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from verl_mintrl.errors import ConfigError, InterventionError, JudgeError
 from verl_mintrl.judges.parsing import check_correction, check_review, check_verification
@@ -56,6 +57,18 @@ class ErrorLedger:
         )
 
 
+class Limiter(Protocol):
+    """Limits beyond this process."""
+
+    def slot(self) -> AbstractAsyncContextManager[Callable[[Usage], None]]:
+        """Around one call; it is told what the call used.
+
+        Raises:
+            JudgeError: unavailable.
+        """
+        ...
+
+
 class GuardedJudge(Judge):
     """Any judge, held to limits. The same guard covers all three roles.
 
@@ -63,6 +76,7 @@ class GuardedJudge(Judge):
         judge: the judge to guard.
         timeout: seconds a call may take once it has started. It cannot interrupt code that blocks the event loop.
         concurrency: calls in flight at once in this process; the others wait, outside their deadline.
+        limiter: limits over all processes; waiting for it is outside the deadline too.
         joint: a REVISE must bring its correction; False where another call corrects.
         ledger: where calls are counted; an own one if left out.
         control_strings: special tokens of the policy; a correction that holds nothing else is empty.
@@ -81,6 +95,7 @@ class GuardedJudge(Judge):
         joint: bool = True,
         ledger: ErrorLedger | None = None,
         control_strings: Collection[str] = (),
+        limiter: Limiter | None = None,
     ) -> None:
         if not timeout > 0:
             raise ConfigError(
@@ -97,6 +112,7 @@ class GuardedJudge(Judge):
         self._timeout = timeout
         self._slots = asyncio.Semaphore(concurrency)
         self._control_strings = tuple(control_strings)
+        self._limiter = limiter
 
     async def review(self, request: ReviewRequest) -> Review:
         """Raises :class:`JudgeError`; a :class:`ConfigError` passes through."""
@@ -128,19 +144,37 @@ class GuardedJudge(Judge):
         check: Callable[[_Answer], _Answer],
     ) -> _Answer:
         async with self._slots:
-            started = time.monotonic()
-            usage = None
             try:
-                answer = await self._within_deadline(request, call)
-                usage = getattr(answer, "usage", None)
-                answer = check(answer)
+                if self._limiter is None:
+                    answer = await self._timed(request, call, check)
+                else:
+                    async with self._limiter.slot() as report:
+                        try:
+                            answer = await self._timed(request, call, check)
+                        except JudgeError as error:
+                            report(error.usage)
+                            raise
+                        report(answer.usage)
             except JudgeError as error:
-                spent = error.usage or usage or Usage(calls=1)
-                error.usage = replace(spent, seconds=time.monotonic() - started)
                 self.ledger.record(role, error.kind)
                 raise
             self.ledger.record(role)
-            return replace(answer, usage=replace(answer.usage, seconds=time.monotonic() - started))
+            return answer
+
+    async def _timed(
+        self, request: ReviewRequest, call: Callable[[], Awaitable[_Answer]], check: Callable[[_Answer], _Answer]
+    ) -> _Answer:
+        started = time.monotonic()
+        usage = None
+        try:
+            answer = await self._within_deadline(request, call)
+            usage = getattr(answer, "usage", None)
+            answer = check(answer)
+        except JudgeError as error:
+            spent = error.usage or usage or Usage(calls=1)
+            error.usage = replace(spent, seconds=time.monotonic() - started)
+            raise
+        return replace(answer, usage=replace(answer.usage, seconds=time.monotonic() - started))
 
     async def _within_deadline(self, request: ReviewRequest, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
 from verl_mintrl.errors import JudgeError, TrajectoryError
 from verl_mintrl.judges.protocol import Judge, Review, ReviewRequest, Usage, Verdict
+from verl_mintrl.judges.recorded import question_id
 from verl_mintrl.rollout.stops import STOPS
 from verl_mintrl.rollout.writer import Writer
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord
@@ -127,7 +128,11 @@ class PeriodicSession:
     async def _review(self, steps: list[Step], ended: bool) -> bool:
         """Ask the judge; True if a correction was spliced in."""
         request = replace(
-            self.request, steps=tuple(s.text for s in steps), finished=ended, attempt=len(self.record.reviews)
+            self.request,
+            steps=tuple(s.text for s in steps),
+            finished=ended,
+            attempt=len(self.record.reviews),
+            global_step=self.record.step,
         )
         note = ReviewRecord(
             at_tokens=len(self.trajectory.ids),
@@ -135,6 +140,7 @@ class PeriodicSession:
             steps=len(steps),
             outcome=Outcome.KEPT,
             judge=self.shared.judge.name,
+            question=question_id(request),
         )
         self.ledger.count_review()
         try:
@@ -143,7 +149,7 @@ class PeriodicSession:
                 self.record.reviews.append(note)
                 return False
             assert review.step is not None and review.correction is not None  # checked by the guard around every judge
-            note.step, note.correction = review.step, review.correction
+            note.step, note.correction, note.final = review.step, review.correction, review.final
             inserted = self._intervene(steps[review.step - 1], review, note)
         except JudgeError as error:
             self._failed(error, note)
@@ -167,11 +173,10 @@ class PeriodicSession:
                     review = replace(review, correction=correction.text)
             return review
         except TimeoutError:
-            self.reviewing = False
             raise JudgeError(
                 f"the judge used up the {self.shared.judge_config.session_deadline_s:g} s of this session.",
                 "raise intervention.judge.session_deadline_s or use a faster judge.",
-                kind="timeout",
+                kind="session_timeout",
             ) from None
         except JudgeError as error:
             usage += error.usage or Usage()
@@ -183,6 +188,7 @@ class PeriodicSession:
             note.judge_calls = usage.calls
             note.judge_prompt_tokens = usage.prompt_tokens
             note.judge_completion_tokens = usage.completion_tokens
+            note.judge_cached_tokens = usage.cached_tokens
 
     def _intervene(self, step: Step, review: Review, note: ReviewRecord) -> bool:
         """Replace the response from ``step`` on by the correction; True if it was spliced in.
@@ -223,6 +229,8 @@ class PeriodicSession:
 
     def _failed(self, error: JudgeError, note: ReviewRecord) -> None:
         note.outcome, note.reason, note.detail = Outcome.ERROR, error.kind, str(error)
+        if error.kind == "session_timeout":
+            self.reviewing = False
         policy = self.shared.judge_config.on_error
         if policy == "keep":
             return

@@ -1,0 +1,109 @@
+"""Backend ``recorded``: the answers of an earlier run, from the trajectories it dumped (``trainer.rollout_data_dir``).
+
+A question is found by global step, session, number of the review within the session, and a hash of the problem and the
+steps shown. So a run whose rollouts are those of the recorded one gets the same answers, errors included, and a run that
+diverged is told so (kind ``unrecorded``) instead of being corrected in steps it did not write. Privileged text is not part
+of the hash: it does not stand in the dump, and the answer was given with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
+from verl_mintrl.trajectory.record import Outcome, SessionRecord, read_jsonl
+
+_KEY = "intervention.judge.recorded"
+_KEPT_STEPS = 2  # sessions of the next step may start while the last of this one run
+
+_Question = tuple[int, int, int, str]  # global step, session, attempt, hash
+
+
+def question_id(request: ReviewRequest) -> str:
+    """Hash of what a request asks about: the problem, the steps shown, whether they are all, and the one in question."""
+    content = [request.problem, request.steps, request.finished, request.focus]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+class RecordedJudge(Judge):
+    """Answers with what stands in a recording; costs nothing.
+
+    Args:
+        path: ``trainer.rollout_data_dir`` of the recorded run, its folder ``trajectories``, or one file of it.
+
+    Raises:
+        ConfigError: there is no recording at ``path``.
+    """
+
+    name = "recorded"
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path).expanduser()
+        self._folder = path / "trajectories" if (path / "trajectories").is_dir() else path
+        if not self._folder.is_file() and not (self._folder.is_dir() and any(self._folder.glob("*.jsonl"))):
+            raise ConfigError(
+                f"{_KEY}: there are no trajectories at {path}",
+                f"set {_KEY} to trainer.rollout_data_dir of an earlier run, readable on every node.",
+            )
+        self._loaded: OrderedDict[Path, dict[_Question, Any]] = OrderedDict()
+        self._lock = asyncio.Lock()
+
+    async def review(self, request: ReviewRequest) -> Review:
+        """The recorded answer.
+
+        Raises:
+            JudgeError: unrecorded, or the kind of the recorded error.
+        """
+        answers = await self._answers(request.global_step)
+        key = (request.global_step, request.session_id, request.attempt, question_id(request))
+        answer = answers.get(key)
+        if isinstance(answer, Review):
+            return answer
+        kind, detail = answer or (
+            "unrecorded",
+            f"the recording holds no answer for step {request.global_step}, session {request.session_id}, review "
+            f"{request.attempt} of these steps; the rollouts diverged from the recorded ones, or it is incomplete",
+        )
+        error = JudgeError(detail, kind=kind)
+        error.usage = Usage()
+        raise error
+
+    async def correct(self, request: ReviewRequest, step: int) -> Correction:
+        """Raises :class:`JudgeError` (unrecorded): a recorded review already holds its correction."""
+        raise JudgeError("a recording holds reviews only", kind="unrecorded")
+
+    async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
+        """Raises :class:`JudgeError` (unrecorded)."""
+        raise JudgeError("a recording holds reviews only", kind="unrecorded")
+
+    async def _answers(self, step: int) -> dict[_Question, Any]:
+        path = self._folder if self._folder.is_file() else self._folder / f"{step}.jsonl"
+        async with self._lock:
+            if path not in self._loaded:
+                self._loaded[path] = await asyncio.to_thread(_load, path)
+                if len(self._loaded) > _KEPT_STEPS:
+                    self._loaded.popitem(last=False)
+            return self._loaded[path]
+
+
+def _load(path: Path) -> dict[_Question, Review | tuple[str, str]]:
+    """Answers of one file: a :class:`Review`, or kind and message of an error."""
+    answers: dict[_Question, Review | tuple[str, str]] = {}
+    for row in read_jsonl(path) if path.exists() else ():
+        record = SessionRecord.from_dict(row)
+        for attempt, note in enumerate(record.reviews):
+            answer: Review | tuple[str, str]
+            if note.step is not None:  # also where the splice failed afterwards; it will fail again
+                answer = Review.revise(note.step, note.correction, note.final)
+            elif note.outcome == Outcome.ERROR:
+                answer = (note.reason, note.detail)
+            else:
+                answer = Review.keep()
+            answers.setdefault((record.step, record.session_id, attempt, note.question), answer)
+    return answers
