@@ -99,7 +99,9 @@ def _load(path: Path) -> dict[_Question, Review | tuple[str, str]]:
         record = SessionRecord.from_dict(row)
         for attempt, note in enumerate(record.reviews):
             answer: Review | tuple[str, str]
-            if note.step is not None:  # also where the splice failed afterwards; it will fail again
+            if (
+                note.step is not None and note.correction is not None
+            ):  # also where the splice failed; it will fail again
                 answer = Review.revise(note.step, note.correction, note.final)
             elif note.outcome == Outcome.ERROR:
                 answer = (note.reason, note.detail)
