@@ -93,20 +93,24 @@ def watch(process: subprocess.Popen, out: Path, updates: int) -> None:
     with tqdm(
         total=updates, desc="quickstart", unit="update", bar_format="{l_bar}{bar}| {n}/{total} [{elapsed}] {postfix}"
     ) as bar:
+        shown = ""
         while True:
             ended = process.poll() is not None
             rows = metrics(out)
             if len(rows) > bar.n:
-                bar.update(len(rows) - bar.n)
+                bar.n = len(rows)
                 last = rows[-1]
                 bar.set_postfix_str(
                     f"intervened {last['intervention/sessions_intervened']:.0f}, "
-                    f"control success {last.get('intervention/success_control', math.nan):.2f}"
+                    f"control success {last.get('intervention/success_control', math.nan):.2f}",
+                    refresh=False,
                 )
             elif not rows:
                 log = (out / "train.log").read_text(errors="replace")
-                bar.set_postfix_str(next((name for text, name in reversed(STAGES) if text in log), "starting"))
-            bar.refresh()
+                bar.set_postfix_str(next((name for text, name in reversed(STAGES) if text in log), "starting"), refresh=False)
+            if sys.stderr.isatty() or bar.postfix != shown or ended:  # a log file gets a line per change, not per second
+                bar.refresh()
+                shown = bar.postfix
             if ended:
                 return
             time.sleep(1)

@@ -15,16 +15,17 @@ import torch
 from verl_mintrl.config.schema import PricesConfig
 from verl_mintrl.errors import JUDGE_ERROR_KINDS
 from verl_mintrl.learning.targets import Rows, Targets
-from verl_mintrl.trajectory.record import Outcome, Role, SessionRecord
+from verl_mintrl.trajectory.record import Outcome, ReviewRecord, Role, SessionRecord
 
 PREFIX = "intervention/"
 #: reasons for which a correction is not used although the judge answered properly
-REJECTIONS = ("insertions", "share", "no_room")
+REJECTIONS = ("insertions", "share", "no_room", "disagrees", "leak", "implausible", "perplexity", "replay")
+ROLES = ("validator", "corrector", "verifier")
 
 
 def judge_counts(records: Iterable[SessionRecord]) -> tuple[int, Counter[str]]:
     """Reviews asked for, and how many of them failed, by kind."""
-    reviews = [review for record in records for review in record.reviews]
+    reviews = [review for record in records for review in record.asked]
     return len(reviews), Counter(r.reason for r in reviews if r.outcome == Outcome.ERROR)
 
 
@@ -42,7 +43,7 @@ def rollout_metrics(
         rewards: outcome reward of each session.
         prices: of the judge's tokens; the cost is left out without them.
     """
-    reviews = [review for record in records for review in record.reviews]
+    reviews = [review for record in records for review in record.asked]
     outcomes = Counter(review.outcome for review in reviews)
     total, errors = judge_counts(records)
     rejected = Counter(review.reason for review in reviews if review.outcome == Outcome.REJECTED)
@@ -75,8 +76,8 @@ def rollout_metrics(
         latency = [review.judge_seconds for review in reviews]
         metrics["judge_error_rate"] = errors.total() / total
         metrics["judge_latency_p50"], metrics["judge_latency_p95"] = np.quantile(latency, (0.5, 0.95)).tolist()
-    waiting = sum(review.judge_seconds for record in treated for review in record.reviews)
-    writing = sum(record.generate_seconds for record in treated)
+    waiting = sum(review.judge_seconds for review in reviews)
+    writing = sum(record.generate_seconds for record in records if record.asked)
     if waiting + writing > 0:
         metrics["judge_wait_share"] = waiting / (waiting + writing)
     if intervened:
@@ -92,7 +93,49 @@ def rollout_metrics(
             metrics[f"reward_{name}"] = float(np.mean([r for r, c in zip(rewards, chosen, strict=True) if c]))
     if (gain := rescue_gain(records, rewards)) is not None:
         metrics["rescue_gain"] = gain
+    if any(record.triggered for record in records):
+        metrics |= _failed_groups(records, success)
+    metrics |= _perplexities(reviews)
     return {PREFIX + name: float(value) for name, value in metrics.items()}
+
+
+def _failed_groups(records: Sequence[SessionRecord], success: Sequence[bool]) -> dict[str, float]:
+    """Trigger ``group_failure``: what the walks over all-failed groups came to; rates are exact here."""
+    groups = {record.uid for record in records}
+    triggered = {record.uid for record in records if record.triggered}
+    rescued = {record.uid for record, ok in zip(records, success, strict=True) if record.replaced and ok}
+    edited = [record for record in records if record.reward_after is not None]
+    before = [ok and not record.replaced for record, ok in zip(records, success, strict=True)]
+    calls = Counter[str]()
+    for record in records:
+        for review in record.walk:
+            calls.update(review.calls_by_role)
+    result: dict[str, float] = {
+        "groups_triggered": len(triggered),
+        "trigger_rate": len(triggered) / len(groups),
+        "rescue_rate": len(rescued) / len(triggered),
+        "sessions_edited": len(edited),
+        "sessions_replaced": sum(record.replaced for record in records),
+        "walks_failed": sum(bool(record.walk_error) for record in records),
+        "steps_walked": sum(len(record.walk) for record in records),
+        "success_before": sum(before) / len(records),
+        "group_success_before": 1 - len(triggered) / len(groups),
+    }
+    return result | {f"calls_{role}": calls[role] for role in ROLES}
+
+
+def _perplexities(reviews: Sequence[ReviewRecord]) -> dict[str, float]:
+    """Quantiles over all proposals, accepted or not."""
+    result: dict[str, float] = {}
+    for name, values in (
+        ("ppl_correction", [r.perplexity for r in reviews if r.perplexity is not None]),
+        ("ppl_replaced", [r.replaced_perplexity for r in reviews if r.replaced_perplexity is not None]),
+    ):
+        if values:
+            for quantile in (0.1, 0.5, 0.9):
+                result[f"{name}_p{round(100 * quantile)}"] = float(np.quantile(values, quantile))
+    fallbacks = [r.gate_fallback for r in reviews if r.perplexity is not None]
+    return result | ({"gate_fallbacks": float(sum(fallbacks))} if fallbacks else {})
 
 
 def rescue_gain(records: Sequence[SessionRecord], rewards: Sequence[float]) -> float | None:
@@ -113,13 +156,16 @@ def rescue_gain(records: Sequence[SessionRecord], rewards: Sequence[float]) -> f
     return float(np.mean(gains)) if gains else None
 
 
-def learning_metrics(rows: Rows, targets: Targets, intervened: torch.Tensor) -> dict[str, float]:
+def learning_metrics(
+    rows: Rows, targets: Targets, intervened: torch.Tensor, clip: float | None = None
+) -> dict[str, float]:
     """Metrics of what is learned from.
 
     Args:
         rows: the update's rows, padding included (it is not counted).
         targets: what the loss will read.
         intervened: (N,) bool, corrector tokens stand in the response.
+        clip: half-width of the clip of steering weights, None without them.
     """
     mask = rows.mask.bool()
     trained = mask.any(-1)
@@ -150,4 +196,7 @@ def learning_metrics(rows: Rows, targets: Targets, intervened: torch.Tensor) -> 
     if inserted.any():
         metrics["inserted_log_prob"] = rows.old_log_probs[inserted].mean().item()
         metrics["inserted_weight"] = rows.weights[inserted].mean().item()
+        if clip is not None:
+            at_bound = ((rows.weights[inserted] - 1).abs() >= clip * (1 - 1e-5)).float()
+            metrics["inserted_weight_clipped_share"] = at_bound.mean().item()
     return {PREFIX + name: float(value) for name, value in metrics.items()}

@@ -99,7 +99,9 @@ class InterventionTrainerSync(PPOTrainerSync):
         success = [r > self.intervention.success_threshold for r in rewards]
         metrics.update(rollout_metrics(sessions, success, rewards, self.intervention.judge.prices))
         intervened = torch.tensor([record is not None and record.intervened for record in records])
-        metrics.update(learning_metrics(rows, targets, intervened))
+        weights = self.intervention.token_weights
+        clip = weights.eps_cal if weights.mode == "steering" else None
+        metrics.update(learning_metrics(rows, targets, intervened, clip))
         limit = self.config.actor_rollout_ref.rollout.prompt_length
         metrics[PREFIX + "prompts_at_limit"] = float(sum(batch.tags[i]["prompt_len"] >= limit for i, _ in real))
         self._stop_if_fatal(batch, sessions)
@@ -111,6 +113,7 @@ class InterventionTrainerSync(PPOTrainerSync):
             columns["advantages"] = targets.advantages
         if targets.weight_column is not None:
             columns["rollout_is_weights"] = targets.weight_column
+        if self.regression:
             columns["old_log_probs"] = targets.anchor.log_probs
         return self._put(batch, columns, nested_mask) if columns else batch
 
@@ -163,9 +166,15 @@ class InterventionTrainerSync(PPOTrainerSync):
         nested_mask = data["response_mask"]
         lengths = nested_mask.offsets().diff()
         padded = data.select("response_mask", "rm_scores", "old_log_probs").to_padded_tensor()
+        rewards = padded["rm_scores"].sum(-1)
+        before = [
+            record.reward_before if record is not None and record.replaced else reward
+            for record, reward in zip(records, rewards.tolist(), strict=True)
+        ]
         rows = Rows(
             uids=[record.uid if record is not None else f"padding-{i}" for i, record in enumerate(records)],
-            rewards=padded["rm_scores"].sum(-1),
+            rewards=rewards,
+            baseline_rewards=torch.tensor(before, dtype=rewards.dtype),
             old_log_probs=padded["old_log_probs"],
             mask=padded["response_mask"].bool(),
             authors=_aligned(data["authors"], batch, lengths, fill=int(Author.ENVIRONMENT)),

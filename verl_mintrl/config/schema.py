@@ -124,6 +124,7 @@ class PromptsConfig:
     validator: Optional[str] = None  # noqa: UP045
     corrector: Optional[str] = None  # noqa: UP045
     verifier: Optional[str] = None  # noqa: UP045
+    steering: Optional[str] = None  # noqa: UP045
 
 
 BACKENDS = ("python", "policy", "endpoint", "recorded")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.policy import PolicyBackend
 from verl_mintrl.judges.prompted import ChatBackend, PromptedJudge
-from verl_mintrl.judges.prompts import PromptSet
+from verl_mintrl.judges.prompts import PLACEHOLDERS, PromptSet
 from verl_mintrl.judges.protocol import Evidence, Judge, Review, ReviewRequest
 from verl_mintrl.judges.python import PythonJudge, load
 from verl_mintrl.judges.rate import ClusterLimiter
@@ -38,7 +38,7 @@ class Surroundings:
 
     client: Any
     tokenizer: Any
-    control_strings: Collection[str]
+    control_strings: tuple[str, ...]
     max_model_len: int
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,14 +108,18 @@ def _limiter(config: JudgeConfig) -> ClusterLimiter | None:
     return ClusterLimiter(f"{config.endpoint.base_url} {config.endpoint.model}", config.cluster, lease_s)
 
 
+def prompt_set(config: JudgeConfig, around: Surroundings) -> PromptSet:
+    """The configured prompts of all roles."""
+    return PromptSet({role: getattr(config.prompts, role) for role in PLACEHOLDERS}, around.control_strings)
+
+
 def _model(config: JudgeConfig, around: Surroundings) -> Judge:
     if config.backend == "recorded":
         assert config.recorded is not None  # checked by JudgeConfig
         return RecordedJudge(config.recorded)
-    prompts = {role: getattr(config.prompts, role) for role in ("reviewer", "validator", "corrector", "verifier")}
     return PromptedJudge(
         _backend(config, around),
-        PromptSet(prompts, around.control_strings),
+        prompt_set(config, around),
         joint=config.joint,
         control_strings=around.control_strings,
     )

@@ -39,6 +39,7 @@ PLACEHOLDERS: dict[str, frozenset[str]] = {
     "validator": _SEEN_BY_ALL,
     "corrector": _SEEN_WITH_STEP,
     "verifier": _SEEN_WITH_STEP | {"correction"},
+    "steering": _SEEN_WITH_STEP,  # no question: the context in which the policy's own log-probs of a correction are taken
 }
 #: role -> placeholders without which the role could not be played
 REQUIRED: dict[str, frozenset[str]] = {
@@ -46,6 +47,7 @@ REQUIRED: dict[str, frozenset[str]] = {
     "validator": frozenset({"steps"}),
     "corrector": frozenset({"step"}),
     "verifier": frozenset({"correction"}),
+    "steering": frozenset({"step"}),
 }
 
 _PLACEHOLDER = re.compile(r"\{\{[ \t]{0,8}([A-Za-z_][A-Za-z0-9_]{0,39})[ \t]{0,8}\}\}")

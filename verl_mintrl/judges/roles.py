@@ -95,8 +95,22 @@ class RolesJudge(Judge):
     async def correct(self, request: ReviewRequest, step: int) -> Correction:
         return await self._corrector.judge.correct(self._corrector.question(request), step)
 
+    def correction_context(self, request: ReviewRequest) -> ReviewRequest:
+        """The request as the Corrector sees it: what steering weights condition on (RTI's pi_cal) [inf].
+
+        Raises:
+            JudgeError: the row lacks the evidence.
+        """
+        return self._corrector.question(request)
+
     async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
-        observable = "\n".join([*(str(m.get("content")) for m in request.problem), *request.observations[:step], *request.steps[: step - 1]])
+        observable = "\n".join(
+            [
+                *(str(m.get("content")) for m in request.problem),
+                *request.observations[:step],
+                *request.steps[: step - 1],
+            ]
+        )
         for part in (self._corrector, self._verifier):
             if find_leak(correction, part.question(request).privileged, observable, self._rules):
                 return Verification(agrees=True, leak_free=False, plausible=True)

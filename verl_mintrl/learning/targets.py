@@ -24,6 +24,7 @@ class Rows:
     Attributes:
         uids: group of each row.
         rewards: (N,) outcome reward.
+        baseline_rewards: (N,) reward before a session was replaced by its edited version; V is taken from these.
         old_log_probs: (N, T) log pi_t in nats, recomputed by the actor for every token.
         mask: (N, T) bool, trained tokens.
         authors: (N, T) :class:`Author` values, 0 beyond the response.
@@ -34,6 +35,7 @@ class Rows:
 
     uids: Sequence[str]
     rewards: torch.Tensor
+    baseline_rewards: torch.Tensor
     old_log_probs: torch.Tensor
     mask: torch.Tensor
     authors: torch.Tensor
@@ -54,8 +56,8 @@ class Targets:
     Attributes:
         advantages: (N, T) A* on trained tokens, 0 elsewhere.
         anchor: the (relaxed) log-probs, see :class:`Anchor`.
-        weight_column: (N, T) weights with the author in the sign, see :func:`pack_weights`; None where verl's own loss reads
-            plain weights.
+        weight_column: (N, T) weights with the author in the sign, see :func:`pack_weights`; plain steering weights for verl's own
+            losses; None where no token has a weight of its own, which is stock verl.
         control: result of the control estimator, None with verl's own.
     """
 
@@ -90,6 +92,7 @@ def build_targets(
             rows.included,
             v_mode=config.advantage.v_mode,  # type: ignore[arg-type]
             beta1=config.advantage.beta1,
+            baseline_rewards=rows.baseline_rewards,
         )
         advantages = control.advantages.unsqueeze(-1) * mask
     anchor = relaxed_anchor(
@@ -106,5 +109,9 @@ def build_targets(
         advantages=(advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1),
         success=rows.rewards > config.success_threshold,
     )
-    column = pack_weights(rows.weights, rows.inserted & mask) if regression else None
+    column = None
+    if regression:
+        column = pack_weights(rows.weights, rows.inserted & mask)
+    elif config.token_weights.mode == "steering":
+        column = rows.weights
     return Targets(advantages, anchor, column, control)

@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from verl_mintrl.errors import DataError, TrajectoryError
 from verl_mintrl.trajectory.record import SessionRecord
-from verl_mintrl.trajectory.spans import Author
+from verl_mintrl.trajectory.spans import Author, Trajectory
 
 #: key of the session record in ``extra_fields``, the one opaque column verl carries along
 RECORD_KEY = "intervention"
@@ -62,6 +62,17 @@ class InterventionOutput(AgentLoopOutput):
         for name, column in columns.items():
             if len(column) != n:
                 raise TrajectoryError(f"{name} has {len(column)} entries for {n} response tokens.")
+
+    def with_trajectory(self, trajectory: Trajectory, keep_logprobs: bool) -> InterventionOutput:
+        """This row with other response tokens, not scored yet."""
+        twin = self.model_copy(deep=True)
+        twin.response_ids = list(trajectory.ids)
+        twin.response_mask = trajectory.response_mask()
+        twin.response_logprobs = list(trajectory.logprobs) if keep_logprobs else None
+        twin.authors, twin.token_weights = trajectory.authors(), list(trajectory.weights)
+        twin.reward_score = None
+        twin.extra_fields.pop("reward_extra_info", None)
+        return twin
 
     def mask_out(self) -> None:
         """Take the session out of the loss; verl derives ``loss_mask`` from the same list."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
 from verl_mintrl.errors import JudgeError, TrajectoryError
-from verl_mintrl.judges.protocol import Judge, Review, ReviewRequest, Usage, Verdict
+from verl_mintrl.judges.protocol import Review, ReviewRequest, Usage, Verdict
 from verl_mintrl.judges.recorded import question_id
+from verl_mintrl.judges.roles import RolesJudge
 from verl_mintrl.rollout.stops import STOPS
 from verl_mintrl.rollout.writer import Writer
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord
@@ -34,7 +35,7 @@ class Reviewing:
         end_ids: end-of-sequence ids.
     """
 
-    judge: Judge
+    judge: RolesJudge
     judge_config: JudgeConfig
     review: ReviewConfig
     budget: Budget

@@ -24,4 +24,5 @@ class Session:
     record: SessionRecord
     group: Group
     shared: Reviewing
+    sampling_params: dict[str, Any]
     seed_parts: tuple[Any, ...] | None = None

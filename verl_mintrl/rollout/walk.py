@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from verl_mintrl.errors import JudgeError, ReplayError
+from verl_mintrl.errors import EnvironmentFailure, JudgeError, ReplayError
 from verl_mintrl.judges.protocol import Judge, ReviewRequest, Usage, Verdict
 from verl_mintrl.rollout import gate
-from verl_mintrl.trajectory.record import Outcome, ReviewRecord
+from verl_mintrl.trajectory.record import Outcome, ReviewRecord, clip_insertions
 from verl_mintrl.trajectory.splice import Ledger
 
 
@@ -49,6 +49,7 @@ class Reentrant(Protocol):
 
         Raises:
             ReplayError: the environment did not return to the state it had before ``step``.
+            EnvironmentFailure: it raised after that; the new session is given up, this one stands.
         """
         ...
 
@@ -62,6 +63,7 @@ class Proposal:
         rejection: budget reason for which it must not be used, empty if none.
         judgement: of the perplexity gate; None where the gate is off.
         replaced_perplexity: of the step it would replace; None where not scored.
+        cut_at: first token it drops, and ``dropped_ids`` the tokens, where a session is one text.
         payload: whatever :meth:`Reentrant.resume` needs.
     """
 
@@ -69,6 +71,8 @@ class Proposal:
     rejection: str = ""
     judgement: gate.Judgement | None = None
     replaced_perplexity: float | None = None
+    cut_at: int | None = None
+    dropped_ids: Sequence[int] = ()
     payload: Any = None
 
 
@@ -129,11 +133,16 @@ class Walker:
             if proposal is not None:
                 try:
                     session = await session.resume(step, proposal)
-                except ReplayError as error:
-                    note.outcome, note.reason, note.detail = Outcome.REJECTED, "replay", str(error)
+                except (ReplayError, EnvironmentFailure) as error:
+                    reason = "replay" if isinstance(error, ReplayError) else "environment"
+                    note.outcome, note.reason, note.detail = Outcome.REJECTED, reason, str(error)
                 else:
                     ledger.count_insertion()
                     note.outcome, note.inserted_tokens = Outcome.INSERTED, proposal.tokens
+                    if proposal.cut_at is not None:
+                        clip_insertions(notes, proposal.cut_at)
+                        note.cut_at, note.dropped_ids = proposal.cut_at, list(proposal.dropped_ids)
+                        note.inserted = (proposal.cut_at, proposal.cut_at + proposal.tokens)
                     if session.reward > self.success_threshold:
                         break
             step += 1

@@ -14,14 +14,19 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from verl_mintrl.config import parse
-from verl_mintrl.judges.build import Surroundings, build_judge
+from verl_mintrl.judges.build import Surroundings, build_judge, prompt_set
+from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.learning.schedule import Schedule
 from verl_mintrl.rollout.agent_loop import AGENT_NAME
-from verl_mintrl.rollout.group import Group, assign_roles
+from verl_mintrl.rollout.group import Group, Held, assign_roles
+from verl_mintrl.rollout.group_failure import GroupFailure, Waiting
 from verl_mintrl.rollout.output import InterventionOutput, checked_reward, inert
 from verl_mintrl.rollout.periodic import Reviewing
+from verl_mintrl.rollout.scoring import ServerScorer
 from verl_mintrl.rollout.session import GROUP_KEY, SESSION_KEY, Session
+from verl_mintrl.rollout.writer import ServerWriter
 from verl_mintrl.trajectory.record import Role, SessionRecord
+from verl_mintrl.trajectory.spans import Trajectory
 from verl_mintrl.trajectory.splice import Budget, control_strings, encode_correction
 from verl_mintrl.trajectory.steps import get_segmenter
 
@@ -39,7 +44,23 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             decay=self.intervention.schedule.decay,  # type: ignore[arg-type]  # checked by ScheduleConfig
         )
         self.end_ids = self._end_ids()
+        self.surroundings = Surroundings(
+            client=self.llm_client,
+            tokenizer=self.tokenizer,
+            control_strings=control_strings(self.tokenizer),
+            max_model_len=self.rollout_config.max_model_len
+            or self.rollout_config.prompt_length + self.rollout_config.response_length,
+            template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
+        )
         self.reviewing = self._build_reviewing()
+        self.prompts = prompt_set(self.intervention.judge, self.surroundings)
+        self.group_failure = GroupFailure(
+            self.intervention,
+            self.reviewing,
+            ServerScorer(self.llm_client, self.surroundings.max_model_len),
+            self._steering_context,
+            self.rollout_config.response_length,
+        )
 
     def _end_ids(self) -> frozenset[int]:
         generation = getattr(self.model_config, "generation_config", None)
@@ -49,20 +70,8 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
 
     def _build_reviewing(self) -> Reviewing:
         config, tokenizer = self.intervention, self.tokenizer
-        strings = control_strings(tokenizer)
         return Reviewing(
-            judge=build_judge(
-                config.judge,
-                config.verifier,
-                Surroundings(
-                    client=self.llm_client,
-                    tokenizer=tokenizer,
-                    control_strings=strings,
-                    max_model_len=self.rollout_config.max_model_len
-                    or self.rollout_config.prompt_length + self.rollout_config.response_length,
-                    template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
-                ),
-            ),
+            judge=build_judge(config.judge, config.verifier, self.surroundings),
             judge_config=config.judge,
             review=config.review,
             budget=Budget(
@@ -74,20 +83,25 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             segmenter=get_segmenter(config.review.segmenter),
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
             encode=lambda text: encode_correction(tokenizer, text),
-            control_strings=strings,
+            control_strings=self.surroundings.control_strings,
             end_ids=self.end_ids,
         )
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
-        n = prompt.get("__rollout_n__", self.rollout_config.n)
-        share = self.schedule.share(trajectory["step"]) if self.intervention.trigger != "never" else 0.0
+        config = self.intervention
         if trajectory["validate"]:  # a corrected validation answer would report the judge's accuracy
-            roles, share = [Role.POLICY] * prompt.get("__rollout_n__", self.rollout_config.val_kwargs.n), 0.0
-        elif self.intervention.trigger == "never" and self.intervention.advantage.estimator == "grpo":
-            roles = [Role.POLICY] * n
+            n = prompt.get("__rollout_n__", self.rollout_config.val_kwargs.n)
+            group = Group([Role.POLICY] * n, active=False)
         else:
-            roles = assign_roles(n, min(n, self.intervention.control_size(n)), share)
-        prompt[GROUP_KEY] = Group(roles, active=share > 0)
+            n = prompt.get("__rollout_n__", self.rollout_config.n)
+            share = self.schedule.share(trajectory["step"]) if config.trigger != "never" else 0.0
+            control = min(n, config.control_size(n)) if config.advantage.estimator == "control" else 0
+            if config.trigger == "periodic":
+                control = min(n, config.control_size(n))
+            work = self.group_failure.work if config.trigger == "group_failure" and share > 0 else None
+            roles = assign_roles(n, control, share if config.trigger == "periodic" else 0.0)
+            group = Group(roles, active=share > 0, work=work)
+        prompt[GROUP_KEY] = group
         await super()._run_prompt(prompt, sampling_params, trajectory, trace)
 
     async def _run_agent_loop(
@@ -102,7 +116,9 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             role=group.roles[session_id].value,
             active=group.active,
         )
-        session = Session(record, group, self.reviewing, seed_parts=self._seed_parts(trajectory, kwargs, session_id))
+        session = Session(
+            record, group, self.reviewing, dict(sampling_params), self._seed_parts(trajectory, kwargs, session_id)
+        )
         try:
             if group.roles[session_id] is Role.TREATED:
                 if self.intervention.only_if_control_fails and await self._control_succeeds(group):
@@ -126,7 +142,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> InterventionOutput:
-        """Complete the row (authors, weights, record, reward), then let verl publish it."""
+        """Complete the row (authors, weights, record, reward), hold it while its group is worked on, let verl publish it."""
         session: Session = kwargs.pop(SESSION_KEY)
         record = session.record
         rows = [InterventionOutput.from_output(o) for o in (output if isinstance(output, list) else [output])]
@@ -135,16 +151,53 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 inert(row, min(self.end_ids, default=0))
                 record.masked, record.mask_reason = True, record.mask_reason or "empty_response"
             row.check(self.rollout_config.response_length)
+        record.generate_seconds = record.generate_seconds or rows[-1].metrics.generate_sequences
+        await self._compute_score(rows, kwargs=kwargs)
+        if (reward := rows[-1].reward_score) is not None:
+            rows[-1].reward_score = reward = checked_reward(reward, record.uid, record.session_id)
+        rows[-1].extra_fields.setdefault("reward_extra_info", {})
+        if reward is not None:
+            held = Held(rows, reward, self._waiting(session, rows[-1], kwargs))
+            rows = (await session.group.hold(record.session_id, held)).rows
+        for row in rows:
             if record.masked or (record.role == Role.CONTROL and not self.intervention.control.train):
                 row.mask_out()
             row.attach(record)
-        if not record.generate_seconds:
-            record.generate_seconds = rows[-1].metrics.generate_sequences
-            rows[-1].attach(record)
-        await self._compute_score(rows, kwargs=kwargs)
-        if rows[-1].reward_score is not None:
-            rows[-1].reward_score = checked_reward(rows[-1].reward_score, record.uid, record.session_id)
-        rows[-1].extra_fields.setdefault("reward_extra_info", {})
         await super()._agent_loop_postprocess(rows, validate, **kwargs)
-        session.group.settle(record.session_id, rows[-1].reward_score)
         return rows[-1]
+
+    def _waiting(self, session: Session, row: InterventionOutput, sample: dict[str, Any]) -> Waiting:
+        """What the work on a failed group needs to know about a session."""
+        params = session.sampling_params
+        record = session.record
+
+        def writer() -> ServerWriter:
+            return ServerWriter(
+                self.llm_client,
+                params,
+                request_id=f"{record.uid}-{record.session_id}",
+                end_ids=self.end_ids,
+                decode=self.reviewing.decode,
+                seed_parts=(*session.seed_parts, "walk") if session.seed_parts is not None else None,
+            )
+
+        async def score(trajectory: Trajectory) -> InterventionOutput:
+            edited = row.with_trajectory(trajectory, keep_logprobs=bool(params.get("logprobs")))
+            await self._compute_score([edited], kwargs=sample)
+            edited.reward_score = checked_reward(edited.reward_score, record.uid, record.session_id)
+            return edited
+
+        plain = params.get("temperature") == 1.0 and params.get("top_p") == 1.0 and params.get("top_k", -1) in (-1, 0)
+        return Waiting(record, sample, writer, score, sampled_as_scored=plain and bool(params.get("logprobs")))
+
+    def _steering_context(self, request: ReviewRequest, step: int) -> list[int]:
+        messages = self.prompts.messages("steering", self.reviewing.judge.correction_context(request), step=step)
+        return list(
+            self.tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **self.surroundings.template_kwargs,
+            )
+        )

@@ -93,6 +93,7 @@ class SessionRecord:
         generate_seconds: time spent waiting for the policy.
         triggered: the whole group had failed (trigger ``group_failure``).
         walk: reviews of a failed session; became ``reviews`` where the edited version replaced it.
+        walk_error: why a walk ended early although no judge failed (a policy server went away), empty otherwise.
         replaced: the published tokens are those of the edited version.
         reward_before: reward before the walk.
         reward_after: reward at the end of the walk, None where nothing was inserted.
@@ -109,6 +110,7 @@ class SessionRecord:
     fatal: str = ""
     generate_seconds: float = 0.0
     triggered: bool = False
+    walk_error: str = ""
     replaced: bool = False
     reward_before: float | None = None
     reward_after: float | None = None
@@ -120,12 +122,14 @@ class SessionRecord:
         """Whether corrector tokens stand in the final response."""
         return any(review.inserted is not None for review in self.reviews)
 
+    @property
+    def asked(self) -> list[ReviewRecord]:
+        """Every look a judge had at the session, whether or not anything of it was published."""
+        return self.walk or self.reviews
+
     def note_cut(self, end: int) -> None:
         """Clip the ranges of earlier insertions to a response cut at token ``end``."""
-        for review in self.reviews:
-            if review.inserted is not None:
-                start, stop = review.inserted
-                review.inserted = (start, min(stop, end)) if start < end else None
+        clip_insertions(self.reviews, end)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -137,6 +141,14 @@ class SessionRecord:
         for name in ("reviews", "walk"):
             values[name] = [_review(review) for review in values.get(name, [])]
         return cls(**values)
+
+
+def clip_insertions(reviews: Iterable[ReviewRecord], end: int) -> None:
+    """A response was cut at token ``end``: of earlier insertions only what lies before it is left."""
+    for review in reviews:
+        if review.inserted is not None:
+            start, stop = review.inserted
+            review.inserted = (start, min(stop, end)) if start < end else None
 
 
 def _review(data: dict[str, Any]) -> ReviewRecord:

@@ -1,0 +1,156 @@
+"""Trigger ``group_failure`` for single-turn responses: when a whole group fails, walk its sessions, replace at most a few (RTI).
+
+The rollout worker hands in what touches verl as callables, so nothing of verl is imported here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from verl_mintrl.config.schema import InterventionConfig
+from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.judges.protocol import ReviewRequest
+from verl_mintrl.rollout.group import Held
+from verl_mintrl.rollout.periodic import Reviewing
+from verl_mintrl.rollout.scoring import Scorer
+from verl_mintrl.rollout.text_session import Means, TextSession, from_columns
+from verl_mintrl.rollout.walk import Reentrant, Walker, walk_group
+from verl_mintrl.rollout.writer import Writer
+from verl_mintrl.trajectory.record import ReviewRecord, SessionRecord
+from verl_mintrl.trajectory.spans import Trajectory
+from verl_mintrl.trajectory.splice import Ledger
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the work on a failed group knows about one held session.
+
+    Attributes:
+        sample: its dataset row.
+        writer: makes the policy of this session.
+        score: row of a trajectory, with its reward; raises DataError for a reward that is no number.
+        sampled_as_scored: see :class:`Means`.
+    """
+
+    record: SessionRecord
+    sample: dict[str, Any]
+    writer: Callable[[], Writer]
+    score: Callable[[Trajectory], Awaitable[Any]]
+    sampled_as_scored: bool
+
+
+@dataclass(frozen=True)
+class GroupFailure:
+    """The work on one group.
+
+    Attributes:
+        steering_context: tokens of the correction context of a step.
+        response_length: limit of a response, tokens.
+    """
+
+    config: InterventionConfig
+    shared: Reviewing
+    scorer: Scorer
+    steering_context: Callable[[ReviewRequest, int], Sequence[int]]
+    response_length: int
+
+    async def work(self, held: Mapping[int, Held]) -> None:
+        """Edit the group if all of it failed: changes rows, rewards and records of what is held. Never raises for one session."""
+        threshold = self.config.success_threshold
+        if any(h.reward > threshold for h in held.values()):
+            return
+        own_steps: list[float] = []
+        rows: dict[int, Any] = {}  # id of a trajectory -> its scored row
+        walked: list[int] = []
+        sessions: list[TextSession] = []
+        for i, h in sorted(held.items()):
+            waiting: Waiting = h.payload
+            waiting.record.triggered, waiting.record.reward_before = True, h.reward
+            if not waiting.record.masked:
+                walked.append(i)
+                sessions.append(self._session(h, own_steps, rows))
+        for session in sessions:
+            own_steps += session.own_step_perplexities()
+
+        async def walk(index: int, stop: Callable[[], bool]) -> Reentrant:
+            return await self._walk(sessions[index], held[walked[index]].payload.record, stop)
+
+        successes = await walk_group(
+            sessions, walk, wanted=self.config.group_failure.max_replaced, success_threshold=threshold
+        )
+        for index, ended in successes.items():
+            h = held[walked[index]]
+            assert isinstance(ended, TextSession)
+            h.rows, h.reward = [rows[id(ended.trajectory)]], ended.reward
+            record: SessionRecord = h.payload.record
+            record.replaced, record.reviews = True, record.walk
+
+    def _session(self, h: Held, own_steps: list[float], rows: dict[int, Any]) -> TextSession:
+        waiting, row = h.payload, h.rows[-1]
+
+        async def score(trajectory: Trajectory) -> float:
+            scored = rows[id(trajectory)] = await waiting.score(trajectory)
+            return scored.reward_score
+
+        means = Means(
+            shared=self.shared,
+            writer=waiting.writer(),
+            scorer=self.scorer,
+            gate=self.config.gate,
+            token_weights=self.config.token_weights,
+            score=score,
+            steering_context=self.steering_context,
+            sampled_as_scored=waiting.sampled_as_scored,
+            own_steps=own_steps,
+            backend=self.config.judge.roles.corrector.backend or self.config.judge.backend,
+            domain=str(waiting.sample.get("data_source", "")),
+        )
+        trajectory = from_columns(
+            self.response_length, row.response_ids, row.authors, row.response_logprobs, row.token_weights
+        )
+        request = ReviewRequest(
+            problem=tuple(waiting.sample["raw_prompt"]),
+            steps=(),
+            finished=True,
+            sample=waiting.sample,
+            uid=waiting.record.uid,
+            session_id=waiting.record.session_id,
+        )
+        return TextSession(means, row.prompt_ids, trajectory, request, Ledger(self.shared.budget), h.reward)
+
+    async def _walk(self, session: TextSession, record: SessionRecord, stop: Callable[[], bool]) -> Reentrant:
+        walker = Walker(
+            self.shared.judge,
+            self.config.verifier.enabled,
+            self.config.success_threshold,
+            self.config.judge.session_deadline_s,
+        )
+        try:
+            ended = await walker.walk(session, session.ledger, record.walk, stop, partial(self._failed, record))
+        except ConfigError as error:
+            record.masked, record.mask_reason, record.fatal = True, "config", str(error)
+            return session
+        except (
+            Exception
+        ) as error:  # the policy's servers failed under an edited session: it is given up, the original is not
+            logger.exception("walk over session %s of uid %s ended early", record.session_id, record.uid)
+            record.walk_error = f"{type(error).__name__}: {error}"
+            return session
+        if ended is not session:
+            record.reward_after = ended.reward
+        return ended
+
+    def _failed(self, record: SessionRecord, error: JudgeError, note: ReviewRecord) -> bool:
+        policy = self.config.judge.on_error
+        if policy == "keep":
+            return True
+        record.masked, record.mask_reason = True, f"judge_{error.kind}"
+        if policy == "fail":
+            record.fatal = f"judge {self.shared.judge.name!r} failed ({error.kind}): {error}"
+        return False
