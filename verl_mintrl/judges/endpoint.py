@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -185,12 +184,16 @@ async def _stop_at_error_status(response: Any) -> None:
 
 # --- one client per settings and event loop: its connections belong to the loop that opened them
 
-_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+_clients: dict[asyncio.AbstractEventLoop, dict[tuple[str, str], Any]] = {}
 
 
 def _client(config: JudgeConfig) -> Any:
     endpoint = config.endpoint
-    clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        for closed in [other for other in _clients if other.is_closed()]:
+            del _clients[closed]  # not a weak dictionary: a client's connections refer to its loop
+    clients = _clients.setdefault(loop, {})
     key = (str(endpoint.base_url), endpoint.api_key_env or "")
     if key not in clients:
         openai = _import_openai()
