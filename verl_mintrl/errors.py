@@ -38,6 +38,10 @@ class ReplayError(InterventionError):
     """An environment did not return to the state a session had before; the intervention is given up, the session is not."""
 
 
+class EnvironmentFailure(InterventionError):
+    """An environment raised while a session was played. There is no reward, which is not a reward of 0."""
+
+
 class JudgeError(InterventionError):
     """A judge gave no usable answer. Never a verdict; what follows is decided by ``intervention.judge.on_error``.
 

@@ -50,6 +50,7 @@ class Reentrant(Protocol):
         Raises:
             ReplayError: the environment did not return to the state it had before ``step``.
             EnvironmentFailure: it raised after that; the new session is given up, this one stands.
+            EnvironmentFailure: it raised after that; the new session is given up, this one stands.
         """
         ...
 
