@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from rollout.scripted import END, ScriptedClient
-from trajectory.toy_tokenizers import Characters
+from rollout.scripted import END
+from rollout.test_periodic import session as scripted_session
 
-from verl_mintrl.config.schema import JudgeConfig, ReviewConfig, VerifierConfig, parse
+from verl_mintrl.config.schema import JudgeConfig, VerifierConfig, parse
 from verl_mintrl.judges.build import Surroundings, build_judge
-from verl_mintrl.judges.protocol import Judge, ReviewRequest
-from verl_mintrl.rollout.periodic import PeriodicSession, Reviewing
-from verl_mintrl.rollout.writer import ServerWriter
-from verl_mintrl.trajectory.record import Role, SessionRecord
+from verl_mintrl.judges.protocol import Judge
+from verl_mintrl.rollout.periodic import PeriodicSession
+from verl_mintrl.trajectory.record import Role
 from verl_mintrl.trajectory.splice import Budget
-from verl_mintrl.trajectory.steps import get_segmenter
 
-PROMPT = "What?"
 SCRIPT = "ab\n\ncd\n\nef" + END
 GOLD = "forty-two"
 
@@ -34,33 +32,17 @@ def build(config: JudgeConfig) -> Judge:
 
 
 def session(config: JudgeConfig, judge: Judge, *, number: int = 0, script: str = SCRIPT) -> PeriodicSession:
-    tokenizer = Characters()
-    shared = Reviewing(
-        judge=judge,
-        judge_config=config,
-        review=ReviewConfig(every_tokens=None, every_steps=1),
-        budget=Budget(8, 1, 40, 1.0),
-        segmenter=get_segmenter("paragraph"),
-        decode=tokenizer.decode,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-        control_strings=("<|im_end|>", END),
-        end_ids={ord(END)},
-    )
+    """Session ``number`` of a group, whose policy writes ``script``, reviewed after every step."""
 
     def policy(text: str) -> str:
         answer = text.split("?", 1)[1]
         return script[len(answer) :] or END
 
-    writer = ServerWriter(ScriptedClient(policy), {"temperature": 1.0}, "r", shared.end_ids, shared.decode)
-    request = ReviewRequest(
-        problem=({"role": "user", "content": PROMPT},),
-        steps=(),
-        finished=False,
-        sample={"reward_model": {"ground_truth": GOLD}},
-        session_id=number,
-    )
-    record = SessionRecord(uid="u", session_id=number, step=1, role=Role.TREATED.value)
-    return PeriodicSession(shared, writer, [ord(c) for c in PROMPT], 200, request, record)
+    run = scripted_session(policy, None, budget=Budget(8, 1, 40, 1.0))
+    run.shared = replace(run.shared, judge=judge, judge_config=config)
+    run.request = replace(run.request, session_id=number, sample={"reward_model": {"ground_truth": GOLD}})
+    run.record.session_id, run.record.role = number, Role.TREATED.value
+    return run
 
 
 def text_of(run: PeriodicSession) -> str:

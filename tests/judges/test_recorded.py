@@ -1,0 +1,136 @@
+"""Replay of a recorded run: the same rollouts get the same answers, others are told so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges.driving import SCRIPT, build, session, text_of
+from rollout.scripted import END
+
+from verl_mintrl.config.schema import JudgeConfig, parse
+from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.judges.limits import GuardedJudge
+from verl_mintrl.judges.protocol import Review, ReviewRequest
+from verl_mintrl.judges.python import PythonJudge
+from verl_mintrl.judges.recorded import RecordedJudge, question_id
+from verl_mintrl.rollout.periodic import PeriodicSession
+from verl_mintrl.trajectory.record import ReviewRecord, SessionRecord, write_jsonl
+
+PYTHON = JudgeConfig(function="unused:unused")
+
+
+async def capricious(request: ReviewRequest) -> Review:
+    """Every kind of answer, by session, none of it derivable from the text alone."""
+    match request.session_id, request.attempt:
+        case 0, 1:
+            return Review.revise(2, "gh")
+        case 1, 0:
+            raise ValueError("no idea")
+        case 2, 1:
+            return Review.revise(1, "x" * 80)  # too long
+        case 3, 1:
+            return Review.revise(9, "y")  # no such step
+        case 4, 2:
+            return Review.revise(3, "the end", final=True)
+        case 5, 1:
+            await asyncio.sleep(30)
+    return Review.keep()
+
+
+async def sessions(config: JudgeConfig, judge: Any) -> list[PeriodicSession]:
+    runs = [session(config, judge, number=i) for i in range(6)]
+    await asyncio.gather(*(run.run() for run in runs))
+    return runs
+
+
+def seen(run: PeriodicSession) -> Any:
+    notes = [asdict(note) for note in run.record.reviews]
+    for note in notes:
+        for key in ("judge", "detail", "judge_seconds", "judge_calls"):
+            del note[key]
+    return text_of(run), notes, run.trajectory.authors()
+
+
+async def record(folder: Path) -> list[PeriodicSession]:
+    config = JudgeConfig(function="unused:unused", session_deadline_s=0.3)
+    runs = await sessions(config, GuardedJudge(PythonJudge(capricious), timeout=5, concurrency=9))
+    # as the trainer dumps them: the record and more
+    write_jsonl(folder / "trajectories" / "1.jsonl", [{"key": "k", "reward": 1.0, **r.record.to_dict()} for r in runs])
+    return runs
+
+
+def config(path: Path) -> JudgeConfig:
+    return parse({"judge": {"backend": "recorded", "function": None, "recorded": str(path)}}).judge
+
+
+async def test_exact_rerun_gets_the_same_answers(tmp_path: Path) -> None:
+    recorded = await record(tmp_path)
+    assert {note.reason for run in recorded for note in run.record.reviews} >= {
+        "exception",
+        "too_long",
+        "step_range",
+        "session_timeout",
+    }
+    for path in (tmp_path, tmp_path / "trajectories", tmp_path / "trajectories" / "1.jsonl"):
+        replayed = await sessions(config(path), build(config(path)))
+        assert [seen(run) for run in replayed] == [seen(run) for run in recorded]
+        assert {note.judge for run in replayed for note in run.record.reviews} == {"recorded"}
+        assert sum(note.judge_calls for run in replayed for note in run.record.reviews) == 0
+
+
+async def test_diverged_rollout_is_told_so(tmp_path: Path) -> None:
+    await record(tmp_path)
+    judge = build(config(tmp_path))
+    run = session(config(tmp_path), judge, number=4, script="ab\n\nCD\n\nef" + END)
+    await run.run()
+    assert [note.reason for note in run.record.reviews] == ["", "unrecorded", "unrecorded"]
+    assert "diverged" in run.record.reviews[1].detail
+    run = session(config(tmp_path), judge, number=0)
+    run.record.step = 2  # a step that was not recorded
+    await run.run()
+    assert text_of(run) == SCRIPT and {note.reason for note in run.record.reviews} == {"unrecorded"}
+
+
+def test_what_a_question_is() -> None:
+    base = ReviewRequest(({"role": "user", "content": "p"},), ("a", "b"), finished=False)
+    same = ReviewRequest(base.problem, base.steps, False, privileged="gold", uid="u", session_id=3, attempt=2)
+    assert question_id(base) == question_id(same)
+    others = [
+        ReviewRequest(({"role": "user", "content": "q"},), base.steps, False),
+        ReviewRequest(base.problem, ("ab",), False),
+        ReviewRequest(base.problem, ("a", "b", ""), False),
+        ReviewRequest(base.problem, base.steps, True),
+        ReviewRequest(base.problem, base.steps, False, focus=1),
+    ]
+    assert len({question_id(request) for request in [base, *others]}) == 6
+
+
+async def test_old_recordings_load_and_answer_nothing(tmp_path: Path) -> None:
+    note = asdict(ReviewRecord(at_tokens=1, finished=False, steps=1, outcome="kept"))
+    for new in ("final", "question", "judge_cached_tokens"):
+        del note[new]
+    row = {**SessionRecord("u", 0, 1).to_dict(), "reviews": [note], "response": "..."}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(JudgeError) as caught:
+        await RecordedJudge(tmp_path).review(ReviewRequest((), ("a",), False, global_step=1))
+    assert caught.value.kind == "unrecorded"
+
+
+async def test_only_reviews_are_replayed(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text("")
+    judge, request = RecordedJudge(tmp_path), ReviewRequest((), ("a",), False)
+    for call in (judge.correct(request, 1), judge.verify(request, 1, "b")):
+        with pytest.raises(JudgeError) as caught:
+            await call
+        assert caught.value.kind == "unrecorded"
+
+
+def test_missing_recording_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(ConfigError, match=r"intervention\.judge\.recorded"):
+            build(config(path))
