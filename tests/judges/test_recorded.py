@@ -21,7 +21,7 @@ from verl_mintrl.judges.recorded import RecordedJudge, question_id
 from verl_mintrl.rollout.periodic import PeriodicSession
 from verl_mintrl.trajectory.record import ReviewRecord, SessionRecord, write_jsonl
 
-PYTHON = JudgeConfig(function="unused:unused")
+CHECKS = {"agrees": True, "leak_free": False, "plausible": True}
 
 
 async def capricious(request: ReviewRequest) -> Review:
@@ -121,13 +121,30 @@ async def test_old_recordings_load_and_answer_nothing(tmp_path: Path) -> None:
     assert caught.value.kind == "unrecorded"
 
 
-async def test_only_reviews_are_replayed(tmp_path: Path) -> None:
-    (tmp_path / "1.jsonl").write_text("")
-    judge, request = RecordedJudge(tmp_path), ReviewRequest((), ("a",), False)
-    for call in (judge.correct(request, 1), judge.verify(request, 1, "b")):
+async def test_roles_of_a_walk_are_replayed(tmp_path: Path) -> None:
+    """Three looks: verified and refused, failed while correcting, failed while verifying; then one that was kept."""
+    requests = [ReviewRequest((), ("a", "b"), True, global_step=7, attempt=i, focus=i + 1) for i in range(4)]
+    walk = [
+        ReviewRecord(0, True, 1, "rejected", "leak", step=1, correction="x", checks=CHECKS, dropped_ids=[1]),
+        ReviewRecord(0, True, 2, "error", "timeout", "too slow", step=2),
+        ReviewRecord(0, True, 3, "error", "http", "busy", step=3, correction="y"),
+        ReviewRecord(0, True, 4, "kept"),
+    ]
+    for request, note in zip(requests, walk, strict=True):
+        note.question = question_id(request)
+    write_jsonl(tmp_path / "7.jsonl", [SessionRecord("u", 0, 7, walk=walk).to_dict()])
+    judge = RecordedJudge(tmp_path)
+    reviews = [await judge.review(request) for request in requests]
+    assert [(r.step, r.correction) for r in reviews] == [(1, "x"), (2, None), (3, "y"), (None, None)]
+    assert asdict(await judge.verify(requests[0], 1, "x")).items() >= CHECKS.items()
+    for call, kind in (
+        (judge.correct(requests[1], 2), "timeout"),
+        (judge.verify(requests[2], 3, "y"), "http"),
+        (judge.verify(requests[3], 4, "z"), "unrecorded"),
+    ):
         with pytest.raises(JudgeError) as caught:
             await call
-        assert caught.value.kind == "unrecorded"
+        assert caught.value.kind == kind and caught.value.usage.calls == 0
 
 
 def test_missing_recording_is_refused(tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ import hashlib
 import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
-from verl_mintrl.trajectory.record import Outcome, SessionRecord, read_jsonl
+from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, read_jsonl
 
 _KEY = "intervention.judge.recorded"
 _KEPT_STEPS = 2  # sessions of the next step may start while the last of this one run
@@ -51,61 +50,75 @@ class RecordedJudge(Judge):
                 f"{_KEY}: there are no trajectories at {path}",
                 f"set {_KEY} to trainer.rollout_data_dir of an earlier run, readable on every node.",
             )
-        self._loaded: OrderedDict[Path, dict[_Question, Any]] = OrderedDict()
+        self._loaded: OrderedDict[Path, dict[_Question, ReviewRecord]] = OrderedDict()
         self._lock = asyncio.Lock()
 
     async def review(self, request: ReviewRequest) -> Review:
-        """The recorded answer.
+        """The recorded verdict, with its correction.
 
         Raises:
             JudgeError: unrecorded, or the kind of the recorded error.
         """
-        answers = await self._answers(request.global_step)
-        key = (request.global_step, request.session_id, request.attempt, question_id(request))
-        answer = answers.get(key)
-        if isinstance(answer, Review):
-            return answer
-        kind, detail = answer or (
-            "unrecorded",
-            f"the recording holds no answer for step {request.global_step}, session {request.session_id}, review "
-            f"{request.attempt} of these steps; the rollouts diverged from the recorded ones, or it is incomplete",
-        )
-        error = JudgeError(detail, kind=kind)
-        error.usage = Usage()
-        raise error
+        note = await self._note(request)
+        if note.step is not None:  # also where the correction was of no use; it will be again
+            return Review.revise(note.step, note.correction, note.final)
+        if note.outcome == Outcome.ERROR:
+            raise _error(note.reason, note.detail)
+        return Review.keep()
 
     async def correct(self, request: ReviewRequest, step: int) -> Correction:
-        """Raises :class:`JudgeError` (unrecorded): a recorded review already holds its correction."""
-        raise JudgeError("a recording holds reviews only", kind="unrecorded")
+        """Raises :class:`JudgeError`, the recorded one: a correction that was made comes with its verdict."""
+        raise _failure(await self._note(request))
 
     async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
-        """Raises :class:`JudgeError` (unrecorded)."""
-        raise JudgeError("a recording holds reviews only", kind="unrecorded")
+        """The recorded checks.
 
-    async def _answers(self, step: int) -> dict[_Question, Any]:
-        path = self._folder if self._folder.is_file() else self._folder / f"{step}.jsonl"
+        Raises:
+            JudgeError: unrecorded, or the kind of the recorded error.
+        """
+        note = await self._note(request)
+        if note.checks is None:
+            raise _failure(note)
+        checks = note.checks
+        return Verification(checks["agrees"], checks["leak_free"], checks["plausible"])
+
+    async def _note(self, request: ReviewRequest) -> ReviewRecord:
+        path = self._folder if self._folder.is_file() else self._folder / f"{request.global_step}.jsonl"
         async with self._lock:
             if path not in self._loaded:
                 self._loaded[path] = await asyncio.to_thread(_load, path)
                 if len(self._loaded) > _KEPT_STEPS:
                     self._loaded.popitem(last=False)
-            return self._loaded[path]
+            notes = self._loaded[path]
+        note = notes.get((request.global_step, request.session_id, request.attempt, question_id(request)))
+        if note is None:
+            raise _error(
+                "unrecorded",
+                f"the recording holds no answer for step {request.global_step}, session {request.session_id}, review "
+                f"{request.attempt} of these steps; the rollouts diverged from the recorded ones, or it is incomplete",
+            )
+        return note
 
 
-def _load(path: Path) -> dict[_Question, Review | tuple[str, str]]:
-    """Answers of one file: a :class:`Review`, or kind and message of an error."""
-    answers: dict[_Question, Review | tuple[str, str]] = {}
+def _load(path: Path) -> dict[_Question, ReviewRecord]:
+    notes: dict[_Question, ReviewRecord] = {}
     for row in read_jsonl(path) if path.exists() else ():
         record = SessionRecord.from_dict(row)
-        for attempt, note in enumerate(record.reviews):
-            answer: Review | tuple[str, str]
-            if (
-                note.step is not None and note.correction is not None
-            ):  # also where the splice failed; it will fail again
-                answer = Review.revise(note.step, note.correction, note.final)
-            elif note.outcome == Outcome.ERROR:
-                answer = (note.reason, note.detail)
-            else:
-                answer = Review.keep()
-            answers.setdefault((record.step, record.session_id, attempt, note.question), answer)
-    return answers
+        for looks in (record.reviews, record.walk):
+            for attempt, note in enumerate(looks):
+                note.dropped_ids = []
+                notes.setdefault((record.step, record.session_id, attempt, note.question), note)
+    return notes
+
+
+def _failure(note: ReviewRecord) -> JudgeError:
+    """Why a role gave no answer; without a recorded error it was not asked."""
+    if note.outcome == Outcome.ERROR:
+        return _error(note.reason, note.detail)
+    return _error("unrecorded", "this role was not asked in the recorded run; replay it with the settings it had")
+
+
+def _error(kind: str, detail: str) -> JudgeError:
+    error = JudgeError(detail, kind=kind)
+    error.usage = Usage()
+    return error
