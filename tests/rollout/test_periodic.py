@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from rollout.scripted import END, ScriptedClient
 from trajectory.toy_tokenizers import Characters
 
-from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
+from verl_mintrl.config.schema import GateConfig, JudgeConfig, ReviewConfig, TokenWeightsConfig
 from verl_mintrl.judges.arithmetic import review as arithmetic
+from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Review, ReviewRequest
 from verl_mintrl.judges.python import PythonJudge
+from verl_mintrl.judges.roles import Part, RolesJudge, Sight
 from verl_mintrl.rollout.periodic import PeriodicSession, Reviewing
+from verl_mintrl.rollout.propose import Proposer
 from verl_mintrl.rollout.writer import ServerWriter
 from verl_mintrl.trajectory.record import Outcome, SessionRecord
 from verl_mintrl.trajectory.spans import Author
@@ -25,6 +28,11 @@ from verl_mintrl.trajectory.steps import get_segmenter
 
 PROMPT = "3+9+5?"
 CONTROL = ("<|im_end|>", END)
+
+
+class NoScorer:
+    async def score(self, context: Any, ids: Any) -> list[float]:
+        raise AssertionError("nothing is scored where gate and weights are off")
 
 
 def session(
@@ -40,20 +48,28 @@ def session(
     guarded = GuardedJudge(
         PythonJudge(judge, "test"), timeout=config.call_deadline_s, concurrency=8, control_strings=CONTROL
     )
+    part = Part(guarded, Sight())
     tokenizer = Characters()
     shared = Reviewing(
-        judge=guarded,
+        judge=RolesJudge(part, part, part, LeakRules()),
         judge_config=config,
+        verify=False,
         review=review or ReviewConfig(every_tokens=None, every_steps=1),
         budget=budget or Budget(8, 2, 40, 1.0),
         segmenter=get_segmenter("paragraph"),
-        decode=tokenizer.decode,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-        control_strings=CONTROL,
+        proposer=Proposer(
+            scorer=NoScorer(),
+            gate=GateConfig(),
+            token_weights=TokenWeightsConfig(),
+            decode=tokenizer.decode,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            control_strings=CONTROL,
+            steering_context=lambda request, step: [],
+        ),
         end_ids={ord(END)},
     )
     writer = ServerWriter(
-        ScriptedClient(policy), {"temperature": 1.0, "logprobs": True}, "r", shared.end_ids, shared.decode
+        ScriptedClient(policy), {"temperature": 1.0, "logprobs": True}, "r", shared.end_ids, tokenizer.decode
     )
     request = ReviewRequest(
         problem=({"role": "user", "content": PROMPT},),
@@ -269,7 +285,7 @@ def test_bookkeeping_holds_for_any_policy_and_judge(data: st.DataObject) -> None
         review=review,
         budget=budget,
     )
-    run.shared.judge._judge._in_thread = False  # hypothesis draws must stay in one thread
+    run.shared.judge._validator.judge._judge._in_thread = False  # hypothesis draws must stay in one thread
     trajectory = asyncio.run(run.run())
     trajectory.check()
     assert len(trajectory.ids) <= limit

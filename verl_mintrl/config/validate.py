@@ -149,20 +149,19 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             f"is {loop!r}; the trigger {node.trigger} reviews single-turn responses.",
             "Set it to single_turn_agent, or intervention.trigger to never.",
         )
+    if node.gate.mode != "none" or node.token_weights.mode == "steering":
+        prompt = int(_get(config, "actor_rollout_ref.rollout.prompt_length", 0))
+        response = int(_get(config, "actor_rollout_ref.rollout.response_length", 0))
+        limit = _get(config, "actor_rollout_ref.rollout.max_model_len")
+        if limit is not None and int(limit) < prompt + response + 1:
+            yield Finding(
+                "actor_rollout_ref.rollout.max_model_len",
+                f"is {limit}; scoring a correction needs prompt + response + 1 = {prompt + response + 1}.",
+                "Raise it.",
+            )
     if node.trigger == "group_failure":
         yield from _group_failure(config, node)
         return
-    for name, on in (
-        ("verifier.enabled", node.verifier.enabled),
-        ("gate.mode", node.gate.mode != "none"),
-        ("token_weights.mode", node.token_weights.mode != "ones"),
-    ):
-        if on:
-            yield Finding(
-                f"intervention.{name}",
-                "is on, but the periodic trigger splices while the policy writes and has no such stage yet.",
-                "Set intervention.trigger to group_failure, or switch it off.",
-            )
     if node.judge.evidence == "outcome":
         yield Finding(
             "intervention.judge.evidence",
@@ -199,16 +198,6 @@ def _group_failure(config: DictConfig, node: InterventionConfig) -> Iterator[Fin
             "belongs to the periodic trigger; group_failure looks at the whole group anyway.",
             "Set it to false.",
         )
-    if node.gate.mode != "none" or node.token_weights.mode == "steering":
-        prompt = int(_get(config, "actor_rollout_ref.rollout.prompt_length", 0))
-        response = int(_get(config, "actor_rollout_ref.rollout.response_length", 0))
-        limit = _get(config, "actor_rollout_ref.rollout.max_model_len")
-        if limit is not None and int(limit) < prompt + response + 1:
-            yield Finding(
-                "actor_rollout_ref.rollout.max_model_len",
-                f"is {limit}; scoring a correction needs prompt + response + 1 = {prompt + response + 1}.",
-                "Raise it.",
-            )
 
 
 def _learning(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:

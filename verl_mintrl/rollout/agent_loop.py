@@ -33,7 +33,7 @@ class InterventionAgentLoop(AgentLoopBase):
             sampling_params,
             request_id=f"{record.uid}-{record.session_id}",
             end_ids=shared.end_ids,
-            decode=shared.decode,
+            decode=shared.proposer.decode,
             seed_parts=session.seed_parts,
         )
         request = ReviewRequest(
@@ -45,7 +45,7 @@ class InterventionAgentLoop(AgentLoopBase):
             session_id=record.session_id,
         )
         trajectory = await PeriodicSession(
-            shared, writer, prompt_ids, self.rollout_config.response_length, request, record
+            shared, writer, prompt_ids, self.rollout_config.response_length, request, record, session.sampled_as_scored
         ).run()
         record.generate_seconds = writer.seconds
         return InterventionOutput(

@@ -6,7 +6,7 @@ The rollout worker hands in what touches verl as callables, so nothing of verl i
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.rollout.group import Held
 from verl_mintrl.rollout.periodic import Reviewing
-from verl_mintrl.rollout.scoring import Scorer
 from verl_mintrl.rollout.text_session import Means, TextSession, from_columns
 from verl_mintrl.rollout.walk import Reentrant, Walker, walk_group
 from verl_mintrl.rollout.writer import Writer
@@ -50,14 +49,11 @@ class GroupFailure:
     """The work on one group.
 
     Attributes:
-        steering_context: tokens of the correction context of a step.
         response_length: limit of a response, tokens.
     """
 
     config: InterventionConfig
     shared: Reviewing
-    scorer: Scorer
-    steering_context: Callable[[ReviewRequest, int], Sequence[int]]
     response_length: int
 
     async def work(self, held: Mapping[int, Held]) -> None:
@@ -98,19 +94,7 @@ class GroupFailure:
             scored = rows[id(trajectory)] = await waiting.score(trajectory)
             return scored.reward_score
 
-        means = Means(
-            shared=self.shared,
-            writer=waiting.writer(),
-            scorer=self.scorer,
-            gate=self.config.gate,
-            token_weights=self.config.token_weights,
-            score=score,
-            steering_context=self.steering_context,
-            sampled_as_scored=waiting.sampled_as_scored,
-            own_steps=own_steps,
-            backend=self.config.judge.roles.corrector.backend or self.config.judge.backend,
-            domain=str(waiting.sample.get("data_source", "")),
-        )
+        means = Means(self.shared, waiting.writer(), score, waiting.sampled_as_scored, own_steps)
         trajectory = from_columns(
             self.response_length, row.response_ids, row.authors, row.response_logprobs, row.token_weights
         )

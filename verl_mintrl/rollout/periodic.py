@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
-from verl_mintrl.errors import JudgeError, TrajectoryError
-from verl_mintrl.judges.protocol import Review, ReviewRequest, Usage, Verdict
+from verl_mintrl.errors import JudgeError
+from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.recorded import question_id
 from verl_mintrl.judges.roles import RolesJudge
+from verl_mintrl.rollout.propose import Proposal, Proposer, own_step_perplexities, propose
 from verl_mintrl.rollout.stops import STOPS
 from verl_mintrl.rollout.writer import Writer
-from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord
+from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, clip_insertions
 from verl_mintrl.trajectory.spans import Author, Trajectory
-from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice, neutralise, plan_splice
+from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice
 from verl_mintrl.trajectory.steps import Segmenter, Step, split_steps
 from verl_mintrl.trajectory.text import TokenText
 
@@ -29,20 +31,17 @@ class Reviewing:
     """What every session of a worker shares.
 
     Attributes:
-        decode: token ids -> text, special tokens kept.
-        encode: text -> token ids, no special tokens.
-        control_strings: chat-template strings that must never reach a training token, longest first.
+        verify: whether the Verifier is asked.
         end_ids: end-of-sequence ids.
     """
 
     judge: RolesJudge
     judge_config: JudgeConfig
+    verify: bool
     review: ReviewConfig
     budget: Budget
     segmenter: Segmenter
-    decode: Callable[[list[int]], str]
-    encode: Callable[[str], list[int]]
-    control_strings: tuple[str, ...]
+    proposer: Proposer
     end_ids: Collection[int]
 
 
@@ -56,6 +55,7 @@ class PeriodicSession:
         limit: response length in tokens.
         request: template of the judge's question (problem, evidence, row); steps are filled in per review.
         record: filled in as the session goes.
+        sampled_as_scored: see :meth:`verl_mintrl.rollout.propose.Proposer.prepare`.
     """
 
     def __init__(
@@ -66,14 +66,16 @@ class PeriodicSession:
         limit: int,
         request: ReviewRequest,
         record: SessionRecord,
+        sampled_as_scored: bool = False,
     ) -> None:
         self.shared = shared
+        self.sampled_as_scored = sampled_as_scored
         self.writer = writer
         self.prompt_ids = list(prompt_ids)
         self.request = request
         self.record = record
         self.trajectory = Trajectory(limit)
-        self.text = TokenText(shared.decode)
+        self.text = TokenText(shared.proposer.decode)
         self.ledger = Ledger(shared.budget)
         self.judge_seconds = 0.0
         self.reviewing = True
@@ -144,89 +146,62 @@ class PeriodicSession:
             question=question_id(request),
         )
         self.ledger.count_review()
-        try:
-            review = await self._ask(request, note)
-            if review.verdict is Verdict.KEEP:
-                self.record.reviews.append(note)
-                return False
-            assert review.step is not None and review.correction is not None  # checked by the guard around every judge
-            note.step, note.correction, note.final = review.step, review.correction, review.final
-            inserted = self._intervene(steps[review.step - 1], review, note)
-        except JudgeError as error:
-            self._failed(error, note)
-            inserted = False
         self.record.reviews.append(note)
-        return inserted
-
-    async def _ask(self, request: ReviewRequest, note: ReviewRecord) -> Review:
-        """Verdict and correction: in one call from a joint judge, in two from one that only validates."""
-        left = self.shared.judge_config.session_deadline_s - self.judge_seconds
         started = time.monotonic()
-        usage = Usage()
         try:
-            async with asyncio.timeout(left):
-                review = await self.shared.judge.review(request)
-                usage += review.usage
-                if review.verdict is Verdict.REVISE and review.correction is None:
-                    assert review.step is not None
-                    correction = await self.shared.judge.correct(request, review.step)
-                    usage += correction.usage
-                    review = replace(review, correction=correction.text)
-            return review
+            async with asyncio.timeout(self.shared.judge_config.session_deadline_s - self.judge_seconds):
+                proposal = await propose(
+                    self.shared.judge, self.shared.verify, request, note, partial(self._prepare, request, steps)
+                )
         except TimeoutError:
-            raise JudgeError(
-                f"the judge used up the {self.shared.judge_config.session_deadline_s:g} s of this session.",
-                "raise intervention.judge.session_deadline_s or use a faster judge.",
-                kind="session_timeout",
-            ) from None
-        except JudgeError as error:
-            usage += error.usage or Usage()
-            raise
-        finally:
-            seconds = time.monotonic() - started
-            self.judge_seconds += seconds
-            note.judge_seconds = seconds
-            note.judge_calls = usage.calls
-            note.judge_prompt_tokens = usage.prompt_tokens
-            note.judge_completion_tokens = usage.completion_tokens
-            note.judge_cached_tokens = usage.cached_tokens
-
-    def _intervene(self, step: Step, review: Review, note: ReviewRecord) -> bool:
-        """Replace the response from ``step`` on by the correction; True if it was spliced in.
-
-        The correction takes over the ending of the step it replaces (blank line, line break, nothing), so that the policy goes
-        on exactly where the replaced step had stopped; a final answer ends openly, so that the policy may stop there.
-
-        Raises:
-            JudgeError: the correction is longer than ``max_insertion_tokens``.
-        """
-        ending = "" if review.final else step.text[len(step.text.rstrip()) :]
-        text = (
-            neutralise(review.correction or "", self.shared.control_strings).strip("\n").rstrip() + ending
-        )  # keeps indentation
-        try:
-            plan = plan_splice(self.text, step.start, text, self.shared.encode)
-        except TrajectoryError as error:
-            raise JudgeError(error.message, error.hint, kind="unencodable") from error
-        if self.ledger.too_long(len(plan.ids)):
-            raise JudgeError(
-                f"the correction has {len(plan.ids)} tokens; at most {self.shared.budget.max_insertion_tokens} are allowed.",
-                "ask the judge for shorter corrections or raise intervention.budget.max_insertion_tokens.",
-                kind="too_long",
+            proposal = None
+            self._failed(
+                JudgeError(
+                    f"the judge used up the {self.shared.judge_config.session_deadline_s:g} s of this session.",
+                    "raise intervention.judge.session_deadline_s or use a faster judge.",
+                    kind="session_timeout",
+                ),
+                note,
             )
-        kept = self.trajectory.inserted_before(plan.start)
-        if reason := self.ledger.reject_reason(plan.start, kept, len(plan.ids), self.trajectory.limit):
-            note.outcome, note.reason = Outcome.REJECTED, reason
+        except JudgeError as error:
+            proposal = None
+            self._failed(error, note)
+        note.judge_seconds = time.monotonic() - started
+        self.judge_seconds += note.judge_seconds
+        if proposal is None:
             return False
-        done = apply_splice(self.trajectory, self.text, plan)
-        self.record.note_cut(done.start)
+        self._splice(proposal, note)
+        return True
+
+    async def _prepare(
+        self, request: ReviewRequest, steps: list[Step], number: int, correction: str, final: bool
+    ) -> Proposal:
+        own_steps = []
+        if self.shared.proposer.gate.mode == "quantile" and self.sampled_as_scored:
+            own_steps = own_step_perplexities(self.trajectory, self.text, self.shared.segmenter)
+        return await self.shared.proposer.prepare(
+            self.prompt_ids,
+            self.trajectory,
+            self.text,
+            steps[number - 1],
+            correction,
+            final,
+            request=request,
+            ledger=self.ledger,
+            sampled_as_scored=self.sampled_as_scored,
+            own_steps=own_steps,
+        )
+
+    def _splice(self, proposal: Proposal, note: ReviewRecord) -> None:
+        plan, logprobs, weights = proposal.payload
+        done = apply_splice(self.trajectory, self.text, plan, logprobs, weights)
+        clip_insertions(self.record.reviews, done.start)
         self.ledger.count_insertion()
         note.outcome = Outcome.INSERTED
         note.cut_at, note.dropped_ids = done.start, done.dropped_ids
         note.inserted, note.inserted_tokens = (done.start, done.end), done.end - done.start
         self._point = self._reviewed = done.end
-        self._reviewed_steps = step.number
-        return True
+        self._reviewed_steps = note.step or 0
 
     def _failed(self, error: JudgeError, note: ReviewRecord) -> None:
         note.outcome, note.reason, note.detail = Outcome.ERROR, error.kind, str(error)

@@ -10,16 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from verl_mintrl.errors import ConfigError, JudgeError
-
-
-class Scorer(Protocol):
-    async def score(self, context: Sequence[int], ids: Sequence[int]) -> list[float]:
-        """Log-probs in nats of ``ids`` after ``context`` at temperature 1."""
-        ...
 
 
 @dataclass
@@ -35,7 +29,7 @@ class ServerScorer:
     max_model_len: int
 
     async def score(self, context: Sequence[int], ids: Sequence[int]) -> list[float]:
-        """See :class:`Scorer`.
+        """See :class:`verl_mintrl.rollout.propose.Scorer`.
 
         Raises:
             JudgeError: context and tokens do not fit.

@@ -26,3 +26,10 @@ class Session:
     shared: Reviewing
     sampling_params: dict[str, Any]
     seed_parts: tuple[Any, ...] | None = None
+
+    @property
+    def sampled_as_scored(self) -> bool:
+        """Whether sampling log-probs are those at temperature 1 without truncation, so that they may be reused."""
+        params = self.sampling_params
+        plain = params.get("temperature") == 1.0 and params.get("top_p") == 1.0 and params.get("top_k", -1) in (-1, 0)
+        return plain and bool(params.get("logprobs"))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from verl_mintrl.errors import EnvironmentFailure, JudgeError, ReplayError
-from verl_mintrl.judges.protocol import Judge, ReviewRequest, Usage, Verdict
-from verl_mintrl.rollout import gate
+from verl_mintrl.judges.protocol import Judge, ReviewRequest
+from verl_mintrl.judges.recorded import question_id
+from verl_mintrl.rollout.propose import Proposal, propose
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, clip_insertions
 from verl_mintrl.trajectory.splice import Ledger
 
@@ -33,48 +34,22 @@ class Reentrant(Protocol):
         """The question about step ``focus`` (1-based): problem, steps up to it, observations the policy saw."""
         ...
 
-    async def prepare(self, step: int, correction: str, final: bool) -> Any:
+    async def prepare(self, step: int, correction: str, final: bool) -> Proposal:
         """Encode and score a proposed correction of ``step``.
-
-        Returns:
-            a :class:`Proposal`.
 
         Raises:
             JudgeError: it cannot be used (too long, not encodable).
         """
         ...
 
-    async def resume(self, step: int, proposal: Any) -> Reentrant:
+    async def resume(self, step: int, proposal: Proposal) -> Reentrant:
         """A new session: as this one before ``step``, the proposal in its place, the policy from there on; scored.
 
         Raises:
             ReplayError: the environment did not return to the state it had before ``step``.
             EnvironmentFailure: it raised after that; the new session is given up, this one stands.
-            EnvironmentFailure: it raised after that; the new session is given up, this one stands.
         """
         ...
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A correction ready to be spliced in.
-
-    Attributes:
-        tokens: its length.
-        rejection: budget reason for which it must not be used, empty if none.
-        judgement: of the perplexity gate; None where the gate is off.
-        replaced_perplexity: of the step it would replace; None where not scored.
-        cut_at: first token it drops, and ``dropped_ids`` the tokens, where a session is one text.
-        payload: whatever :meth:`Reentrant.resume` needs.
-    """
-
-    tokens: int
-    rejection: str = ""
-    judgement: gate.Judgement | None = None
-    replaced_perplexity: float | None = None
-    cut_at: int | None = None
-    dropped_ids: Sequence[int] = ()
-    payload: Any = None
 
 
 @dataclass(frozen=True)
@@ -118,15 +93,18 @@ class Walker:
                 break
             request = replace(session.request(step), focus=step, attempt=len(notes), outcome=session.reward)
             note = ReviewRecord(
-                at_tokens=0, finished=request.finished, steps=step, outcome=Outcome.KEPT, judge=self.judge.name
+                at_tokens=0,
+                finished=request.finished,
+                steps=step,
+                outcome=Outcome.KEPT,
+                judge=self.judge.name,
+                question=question_id(request),
             )
             notes.append(note)
             ledger.count_review()
             try:
-                proposal = await self._propose(session, request, step, note)
+                proposal = await propose(self.judge, self.verify, request, note, session.prepare)
             except JudgeError as error:
-                _spend(note, "", error.usage)
-                note.outcome, note.reason, note.detail = Outcome.ERROR, error.kind, str(error)
                 if not on_error(error, note):
                     break
                 proposal = None
@@ -148,56 +126,6 @@ class Walker:
                         break
             step += 1
         return session
-
-    async def _propose(
-        self, session: Reentrant, request: ReviewRequest, step: int, note: ReviewRecord
-    ) -> Proposal | None:
-        """Verdict, correction, checks and gate on one step; None where it stays as it is."""
-        review = await self.judge.review(request)
-        _spend(note, "validator", review.usage)
-        if review.verdict is Verdict.KEEP:
-            return None
-        note.step, text = step, review.correction
-        if text is None:
-            correction = await self.judge.correct(request, step)
-            _spend(note, "corrector", correction.usage)
-            text = correction.text
-        note.correction = text
-        if self.verify:
-            verification = await self.judge.verify(request, step, text)
-            _spend(note, "verifier", verification.usage)
-            note.checks = {
-                "agrees": verification.agrees,
-                "leak_free": verification.leak_free,
-                "plausible": verification.plausible,
-            }
-            if not verification.accepted:
-                note.outcome, note.reason = Outcome.REJECTED, verification.reason
-        proposal = await session.prepare(step, text, review.final)
-        note.replaced_perplexity = proposal.replaced_perplexity
-        if proposal.judgement is not None:  # recorded for every proposal, accepted or not
-            note.perplexity, note.gate_fallback = proposal.judgement.perplexity, proposal.judgement.fallback
-        if note.outcome == Outcome.REJECTED:
-            return None
-        if proposal.judgement is not None and not proposal.judgement.accepted:
-            note.outcome, note.reason = Outcome.REJECTED, "perplexity"
-            return None
-        if proposal.rejection:
-            note.outcome, note.reason = Outcome.REJECTED, proposal.rejection
-            return None
-        return proposal
-
-
-def _spend(note: ReviewRecord, role: str, usage: Usage | None) -> None:
-    if usage is None:
-        return
-    if role:
-        note.calls_by_role[role] = note.calls_by_role.get(role, 0) + max(1, usage.calls)
-    note.judge_calls += usage.calls
-    note.judge_prompt_tokens += usage.prompt_tokens
-    note.judge_completion_tokens += usage.completion_tokens
-    note.judge_cached_tokens += usage.cached_tokens
-    note.judge_seconds += usage.seconds
 
 
 async def walk_group(

@@ -8,6 +8,7 @@ attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``ll
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -15,13 +16,16 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from verl_mintrl.config import parse
 from verl_mintrl.judges.build import Surroundings, build_judge, prompt_set
+from verl_mintrl.judges.prompts import PromptSet
 from verl_mintrl.judges.protocol import ReviewRequest
+from verl_mintrl.judges.roles import RolesJudge
 from verl_mintrl.learning.schedule import Schedule
 from verl_mintrl.rollout.agent_loop import AGENT_NAME
 from verl_mintrl.rollout.group import Group, Held, assign_roles
 from verl_mintrl.rollout.group_failure import GroupFailure, Waiting
 from verl_mintrl.rollout.output import InterventionOutput, checked_reward, inert
 from verl_mintrl.rollout.periodic import Reviewing
+from verl_mintrl.rollout.propose import Proposer
 from verl_mintrl.rollout.scoring import ServerScorer
 from verl_mintrl.rollout.session import GROUP_KEY, SESSION_KEY, Session
 from verl_mintrl.rollout.writer import ServerWriter
@@ -53,14 +57,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
         )
         self.reviewing = self._build_reviewing()
-        self.prompts = prompt_set(self.intervention.judge, self.surroundings)
-        self.group_failure = GroupFailure(
-            self.intervention,
-            self.reviewing,
-            ServerScorer(self.llm_client, self.surroundings.max_model_len),
-            self._steering_context,
-            self.rollout_config.response_length,
-        )
+        self.group_failure = GroupFailure(self.intervention, self.reviewing, self.rollout_config.response_length)
 
     def _end_ids(self) -> frozenset[int]:
         generation = getattr(self.model_config, "generation_config", None)
@@ -70,9 +67,11 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
 
     def _build_reviewing(self) -> Reviewing:
         config, tokenizer = self.intervention, self.tokenizer
+        judge = build_judge(config.judge, config.verifier, self.surroundings)
         return Reviewing(
-            judge=build_judge(config.judge, config.verifier, self.surroundings),
+            judge=judge,
             judge_config=config.judge,
+            verify=config.verifier.enabled,
             review=config.review,
             budget=Budget(
                 max_reviews=config.budget.max_reviews,
@@ -81,10 +80,29 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 max_inserted_share=config.budget.max_inserted_share,
             ),
             segmenter=get_segmenter(config.review.segmenter),
-            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
-            encode=lambda text: encode_correction(tokenizer, text),
-            control_strings=self.surroundings.control_strings,
+            proposer=Proposer(
+                scorer=ServerScorer(self.llm_client, self.surroundings.max_model_len),
+                gate=config.gate,
+                token_weights=config.token_weights,
+                decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
+                encode=lambda text: encode_correction(tokenizer, text),
+                control_strings=self.surroundings.control_strings,
+                steering_context=partial(self._steering_context, judge, prompt_set(config.judge, self.surroundings)),
+                backend=config.judge.roles.corrector.backend or config.judge.backend,
+            ),
             end_ids=self.end_ids,
+        )
+
+    def _steering_context(self, judge: RolesJudge, prompts: PromptSet, request: ReviewRequest, step: int) -> list[int]:
+        messages = prompts.messages("steering", judge.correction_context(request), step=step)
+        return list(
+            self.tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **self.surroundings.template_kwargs,
+            )
         )
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
@@ -177,7 +195,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 params,
                 request_id=f"{record.uid}-{record.session_id}",
                 end_ids=self.end_ids,
-                decode=self.reviewing.decode,
+                decode=self.reviewing.proposer.decode,
                 seed_parts=(*session.seed_parts, "walk") if session.seed_parts is not None else None,
             )
 
@@ -187,17 +205,4 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             edited.reward_score = checked_reward(edited.reward_score, record.uid, record.session_id)
             return edited
 
-        plain = params.get("temperature") == 1.0 and params.get("top_p") == 1.0 and params.get("top_k", -1) in (-1, 0)
-        return Waiting(record, sample, writer, score, sampled_as_scored=plain and bool(params.get("logprobs")))
-
-    def _steering_context(self, request: ReviewRequest, step: int) -> list[int]:
-        messages = self.prompts.messages("steering", self.reviewing.judge.correction_context(request), step=step)
-        return list(
-            self.tokenizer.apply_chat_template(
-                messages,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **self.surroundings.template_kwargs,
-            )
-        )
+        return Waiting(record, sample, writer, score, session.sampled_as_scored)
