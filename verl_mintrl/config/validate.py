@@ -143,10 +143,10 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
     if node.trigger == "never":
         return
     loop = _get(config, "actor_rollout_ref.rollout.agent.default_agent_loop", "single_turn_agent")
-    if loop != "single_turn_agent":
+    if loop != "single_turn_agent" and node.trigger == "periodic":
         yield Finding(
             "actor_rollout_ref.rollout.agent.default_agent_loop",
-            f"is {loop!r}; the trigger {node.trigger} reviews single-turn responses.",
+            f"is {loop!r}; the trigger periodic reviews single-turn responses.",
             "Set it to single_turn_agent, or intervention.trigger to never.",
         )
     if node.gate.mode != "none" or node.token_weights.mode == "steering":
@@ -313,7 +313,7 @@ def check_dataset(columns: list[str], sample: dict[str, Any], config: DictConfig
         return
     if node.judge.evidence_column:
         lookup(sample, node.judge.evidence_column)
-    if (loop := sample.get("agent_name")) not in (None, "single_turn_agent"):
+    if node.trigger == "periodic" and (loop := sample.get("agent_name")) not in (None, "single_turn_agent"):
         raise ConfigError(
             f"the dataset of data.train_files names the agent loop {loop!r}; the periodic trigger reviews single-turn "
             "responses.",

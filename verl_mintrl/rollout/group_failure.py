@@ -1,4 +1,4 @@
-"""Trigger ``group_failure`` for single-turn responses: when a whole group fails, walk its sessions, replace at most a few (RTI).
+"""Trigger ``group_failure``: when a whole group fails, walk its sessions, replace at most a few (RTI).
 
 The rollout worker hands in what touches verl as callables, so nothing of verl is imported here.
 """
@@ -6,7 +6,7 @@ The rollout worker hands in what touches verl as callables, so nothing of verl i
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.rollout.group import Held
 from verl_mintrl.rollout.periodic import Reviewing
+from verl_mintrl.rollout.replay import Turn
 from verl_mintrl.rollout.text_session import Means, TextSession, from_columns
+from verl_mintrl.rollout.tool_session import Tools, ToolSession
 from verl_mintrl.rollout.walk import Reentrant, Walker, walk_group
 from verl_mintrl.rollout.writer import Writer
 from verl_mintrl.trajectory.record import ReviewRecord, SessionRecord
@@ -35,6 +37,7 @@ class Waiting:
         writer: makes the policy of this session.
         score: row of a trajectory, with its reward; raises DataError for a reward that is no number.
         sampled_as_scored: see :class:`Means`.
+        rerun: run a multi-turn loop again with given turns; None for a single turn.
     """
 
     record: SessionRecord
@@ -42,6 +45,7 @@ class Waiting:
     writer: Callable[[], Writer]
     score: Callable[[Trajectory], Awaitable[Any]]
     sampled_as_scored: bool
+    rerun: Callable[[Sequence[Turn], dict[str, Any]], Awaitable[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class GroupFailure:
         own_steps: list[float] = []
         rows: dict[int, Any] = {}  # id of a trajectory -> its scored row
         walked: list[int] = []
-        sessions: list[TextSession] = []
+        sessions: list[TextSession | ToolSession] = []
         for i, h in sorted(held.items()):
             waiting: Waiting = h.payload
             waiting.record.triggered, waiting.record.reward_before = True, h.reward
@@ -72,7 +76,8 @@ class GroupFailure:
                 walked.append(i)
                 sessions.append(self._session(h, own_steps, rows))
         for session in sessions:
-            own_steps += session.own_step_perplexities()
+            if isinstance(session, TextSession):
+                own_steps += session.own_step_perplexities()
 
         async def walk(index: int, stop: Callable[[], bool]) -> Reentrant:
             return await self._walk(sessions[index], held[walked[index]].payload.record, stop)
@@ -82,22 +87,13 @@ class GroupFailure:
         )
         for index, ended in successes.items():
             h = held[walked[index]]
-            assert isinstance(ended, TextSession)
-            h.rows, h.reward = [rows[id(ended.trajectory)]], ended.reward
+            row = ended.row if isinstance(ended, ToolSession) else rows[id(ended.trajectory)]  # type: ignore[attr-defined]
+            h.rows, h.reward = [row], ended.reward
             record: SessionRecord = h.payload.record
             record.replaced, record.reviews = True, record.walk
 
-    def _session(self, h: Held, own_steps: list[float], rows: dict[int, Any]) -> TextSession:
+    def _session(self, h: Held, own_steps: list[float], rows: dict[int, Any]) -> TextSession | ToolSession:
         waiting, row = h.payload, h.rows[-1]
-
-        async def score(trajectory: Trajectory) -> float:
-            scored = rows[id(trajectory)] = await waiting.score(trajectory)
-            return scored.reward_score
-
-        means = Means(self.shared, waiting.writer(), score, waiting.sampled_as_scored, own_steps)
-        trajectory = from_columns(
-            self.response_length, row.response_ids, row.authors, row.response_logprobs, row.token_weights
-        )
         request = ReviewRequest(
             problem=tuple(waiting.sample["raw_prompt"]),
             steps=(),
@@ -105,10 +101,28 @@ class GroupFailure:
             sample=waiting.sample,
             uid=waiting.record.uid,
             session_id=waiting.record.session_id,
+            global_step=waiting.record.step,
         )
-        return TextSession(means, row.prompt_ids, trajectory, request, Ledger(self.shared.budget), h.reward)
+        ledger = Ledger(self.shared.budget)
+        if waiting.rerun is not None:
+            tools = Tools(self.shared, waiting.rerun, self._trajectory, waiting.sampled_as_scored)
+            return ToolSession(tools, row, self._trajectory(row), request, ledger)
 
-    async def _walk(self, session: TextSession, record: SessionRecord, stop: Callable[[], bool]) -> Reentrant:
+        async def score(trajectory: Trajectory) -> float:
+            scored = rows[id(trajectory)] = await waiting.score(trajectory)
+            return scored.reward_score
+
+        means = Means(self.shared, waiting.writer(), score, waiting.sampled_as_scored, own_steps)
+        return TextSession(means, row.prompt_ids, self._trajectory(row), request, ledger, h.reward)
+
+    def _trajectory(self, row: Any) -> Trajectory:
+        return from_columns(
+            self.response_length, row.response_ids, row.authors, row.response_logprobs, row.token_weights
+        )
+
+    async def _walk(
+        self, session: TextSession | ToolSession, record: SessionRecord, stop: Callable[[], bool]
+    ) -> Reentrant:
         walker = Walker(
             self.shared.judge,
             self.config.verifier.enabled,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_mintrl.rollout.group import Group
 from verl_mintrl.rollout.periodic import Reviewing
+from verl_mintrl.rollout.replay import Turn
 from verl_mintrl.trajectory.record import SessionRecord
 
 GROUP_KEY = "intervention_group"
@@ -18,6 +20,8 @@ class Session:
     """One session on its way through verl's agent loop.
 
     Attributes:
+        rerun: run the session's agent loop again with given turns, where it is not a single turn; returns the scored row.
+        collect: the row of this run is wanted back, not published.
         seed_parts: parts of the per-call seeds under ``rollout.full_determinism``, else None.
     """
 
@@ -26,6 +30,8 @@ class Session:
     shared: Reviewing
     sampling_params: dict[str, Any]
     seed_parts: tuple[Any, ...] | None = None
+    rerun: Callable[[Sequence[Turn], dict[str, Any]], Awaitable[Any]] | None = None
+    collect: bool = False
 
     @property
     def sampled_as_scored(self) -> bool:

@@ -8,6 +8,8 @@ attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``ll
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,7 @@ from verl_mintrl.rollout.group_failure import GroupFailure, Waiting
 from verl_mintrl.rollout.output import InterventionOutput, checked_reward, inert
 from verl_mintrl.rollout.periodic import Reviewing
 from verl_mintrl.rollout.propose import Proposer
+from verl_mintrl.rollout.replay import ReplayingClient, Turn, replayed
 from verl_mintrl.rollout.scoring import ServerScorer
 from verl_mintrl.rollout.session import GROUP_KEY, SESSION_KEY, Session
 from verl_mintrl.rollout.writer import ServerWriter
@@ -36,12 +39,17 @@ from verl_mintrl.trajectory.steps import get_segmenter
 
 logger = logging.getLogger(__name__)
 
+#: loops whose whole response is one assistant turn; all others are entered again by running them with given turns
+SINGLE_TURN = ("single_turn_agent", AGENT_NAME)
+
 
 class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
     """``AgentLoopWorkerTQ`` whose treated sessions run the intervention loop; all others run the stock loops unchanged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        client: Any = self.llm_client  # type: ignore[has-type]
+        self.llm_client = ReplayingClient(client)  # what loops get; judges and scoring keep verl's own
         self.intervention = parse(self.config.intervention)
         self.schedule = Schedule(
             stop_after_updates=self.intervention.schedule.stop_after_updates,
@@ -49,7 +57,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         )
         self.end_ids = self._end_ids()
         self.surroundings = Surroundings(
-            client=self.llm_client,
+            client=client,
             tokenizer=self.tokenizer,
             control_strings=control_strings(self.tokenizer),
             max_model_len=self.rollout_config.max_model_len
@@ -81,7 +89,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             ),
             segmenter=get_segmenter(config.review.segmenter),
             proposer=Proposer(
-                scorer=ServerScorer(self.llm_client, self.surroundings.max_model_len),
+                scorer=ServerScorer(self.surroundings.client, self.surroundings.max_model_len),
                 gate=config.gate,
                 token_weights=config.token_weights,
                 decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
@@ -143,7 +151,20 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                     record.gated_off = True
                 else:
                     agent_name = AGENT_NAME
-            return await super()._run_agent_loop(
+            run = super()._run_agent_loop
+            if agent_name not in SINGLE_TURN:
+                again = replace(session, collect=True)
+
+                async def rerun(turns: Sequence[Turn], meta: dict[str, Any]) -> InterventionOutput:
+                    arguments = {**kwargs, SESSION_KEY: again}
+                    return await replayed(
+                        turns,
+                        meta,
+                        lambda: run(dict(sampling_params), trajectory, agent_name=agent_name, trace=False, **arguments),
+                    )
+
+                session.rerun = rerun
+            return await run(
                 sampling_params, trajectory, agent_name=agent_name, trace=trace, **{**kwargs, SESSION_KEY: session}
             )
         finally:
@@ -174,6 +195,8 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         if (reward := rows[-1].reward_score) is not None:
             rows[-1].reward_score = reward = checked_reward(reward, record.uid, record.session_id)
         rows[-1].extra_fields.setdefault("reward_extra_info", {})
+        if session.collect:
+            return rows[-1]
         if reward is not None:
             held = Held(rows, reward, self._waiting(session, rows[-1], kwargs))
             rows = (await session.group.hold(record.session_id, held)).rows
@@ -205,4 +228,4 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             edited.reward_score = checked_reward(edited.reward_score, record.uid, record.session_id)
             return edited
 
-        return Waiting(record, sample, writer, score, session.sampled_as_scored)
+        return Waiting(record, sample, writer, score, session.sampled_as_scored, session.rerun)
