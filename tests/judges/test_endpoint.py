@@ -197,7 +197,9 @@ async def test_overall_deadline_holds_over_retries(server: FaultServer) -> None:
     run = session(config, build(config))
     await run.run()
     assert asyncio.get_running_loop().time() - started < 2
-    assert run.record.reviews[0].reason == "http" and 1 <= run.record.reviews[0].judge_calls == len(server.calls) < 9
+    note = run.record.reviews[0]
+    assert note.reason in ("http", "timeout")  # timeout: an attempt was under way at the deadline
+    assert 1 <= note.judge_calls < 9 and abs(note.judge_calls - len(server.calls)) <= 1
 
 
 async def test_attempt_that_hangs_is_given_up_and_repeated(server: FaultServer) -> None:

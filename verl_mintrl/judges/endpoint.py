@@ -103,8 +103,6 @@ class EndpointBackend:
             async with streamed.create(**arguments) as response:
                 body = await _read(response.iter_bytes(), MAX_BODY_BYTES)
             return read_completion(body)
-        except _ErrorStatus as error:
-            raise self._status_failure(error, client.api_key, request) from None
         except JudgeError as error:
             if error.usage is not None:
                 error.usage = replace(error.usage, calls=0)  # with_retries counts the attempts
@@ -112,7 +110,11 @@ class EndpointBackend:
         except (TimeoutError, ConfigError):
             raise
         except Exception as error:
-            cause = error.__cause__ or error  # the client wraps what its transport raised
+            cause = (
+                error.__cause__ or error
+            )  # the client wraps what its transport raised, before 3.0 also what the hook did
+            if isinstance(cause, _ErrorStatus):
+                raise self._status_failure(cause, client.api_key, request) from None
             raise CallFailed(
                 JudgeError(
                     f"no answer from the judge's server at {self._config.endpoint.base_url}: {type(cause).__name__}",
