@@ -82,12 +82,16 @@ class InterventionOutput(AgentLoopOutput):
         self.extra_fields[RECORD_KEY] = record.to_dict()
 
 
-def inert(output: InterventionOutput, end_id: int) -> None:
-    """Give an empty response one untrained token: verl writes the reward to the last response token."""
+def inert(output: InterventionOutput, end_id: int, *, log_probs: bool) -> None:
+    """Give an empty response one untrained token: verl writes the reward to the last response token.
+
+    Args:
+        log_probs: whether rows carry log-probs; verl's loops leave them out of an empty response, but all rows of a batch
+            need the same columns.
+    """
     output.response_ids, output.response_mask = [end_id], [0]
     output.authors, output.token_weights = [int(Author.ENVIRONMENT)], [1.0]
-    if output.response_logprobs is not None:
-        output.response_logprobs = [0.0]
+    output.response_logprobs = [0.0] if log_probs else None
 
 
 def checked_reward(reward: Any, uid: str, session_id: int) -> float:

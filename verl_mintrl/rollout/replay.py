@@ -74,11 +74,14 @@ class Script:
 _script: ContextVar[Script | None] = ContextVar("intervention_replay", default=None)
 
 
-@dataclass
 class ReplayingClient:
-    """verl's server client, except that a task running under :func:`replayed` is given its script first."""
+    """verl's server client, except that a task running under :func:`replayed` is given its script first.
 
-    client: Any
+    No dataclass: Hydra, which makes the agent loops, would turn it into a config.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any):
         script = _script.get()
@@ -97,6 +100,8 @@ class ReplayingClient:
         )
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by copies that have no client yet
+            raise AttributeError(name)
         return getattr(self.client, name)
 
 

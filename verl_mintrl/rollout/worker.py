@@ -187,7 +187,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         rows = [InterventionOutput.from_output(o) for o in (output if isinstance(output, list) else [output])]
         for row in rows:
             if not row.response_ids:
-                inert(row, min(self.end_ids, default=0))
+                inert(row, min(self.end_ids, default=0), log_probs=self.rollout_config.calculate_log_probs)
                 record.masked, record.mask_reason = True, record.mask_reason or "empty_response"
             row.check(self.rollout_config.response_length)
         record.generate_seconds = record.generate_seconds or rows[-1].metrics.generate_sequences
