@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOG_TAIL = 60
+KILLED = "killed"
 
 #: what every test run changes in a recipe: a few short trajectories, no validation, metrics to a file
 SMALL = {
@@ -54,12 +55,14 @@ def train(
     timeout: float = 600,
     environment: dict[str, str] | None = None,
     check: bool = True,
+    kill_when: Callable[[], bool] | None = None,
 ) -> Run:
-    """Run ``recipe`` on the CPU platform inside ``folder``.
+    """Run ``recipe`` on the CPU platform inside ``folder``; modules of this folder can be imported in the run.
 
     Args:
         overrides: Hydra overrides on top of :data:`SMALL`; a key prefixed with ``+`` replaces the one without.
-        check: fail with the tail of the log unless the run ends with code 0.
+        check: fail with the tail of the log unless the run ends with code 0 (or is killed as asked).
+        kill_when: asked every half second; once true, the whole process group is killed without warning.
     """
     merged = {key: value for key, value in SMALL.items() if key.lstrip("+") not in {k.lstrip("+") for k in overrides}}
     merged |= overrides
@@ -70,6 +73,7 @@ def train(
     metrics, log = folder / "metrics.jsonl", folder / "log.txt"
     variables = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     variables |= {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "HF_HUB_OFFLINE": "1",
@@ -83,17 +87,27 @@ def train(
             command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(timeout)
-            why = f"exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            why = f"still running after {timeout:.0f} s"
+            why = wait(process, timeout, kill_when)
         finally:
             stop(process)
     rows = [json.loads(line)["data"] for line in read_lines(metrics)]
     run = Run(rows, log, time.monotonic() - began, process.returncode)
-    if check and why != "exit code 0":
+    if check and why != ("exit code 0" if kill_when is None else KILLED):
         raise AssertionError(f"{why} after {len(rows)} steps, log {log}:\n{run.tail}")
     return run
+
+
+def wait(process: subprocess.Popen, timeout: float, kill_when: Callable[[], bool] | None) -> str:
+    """Wait for the end of a run, or bring it about; says which."""
+    until = time.monotonic() + timeout
+    while process.poll() is None:
+        if kill_when is not None and kill_when():
+            os.killpg(process.pid, signal.SIGKILL)
+            return KILLED
+        if time.monotonic() > until:
+            return f"still running after {timeout:.0f} s"
+        time.sleep(0.5)
+    return f"exit code {process.returncode}"
 
 
 def stop(process: subprocess.Popen) -> None:

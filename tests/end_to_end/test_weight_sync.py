@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 import yaml
@@ -30,7 +29,6 @@ def run(tmp_path_factory, tiny_model, sums):
             "actor_rollout_ref.actor.optim.lr": "1e-2",
             "trainer.total_training_steps": 3,
         },
-        environment={"PYTHONPATH": str(Path(__file__).parent)},
     )
 
 
