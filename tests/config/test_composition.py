@@ -61,8 +61,14 @@ PROMISES = {
     "mintrl_const": ("periodic", False, "control", LOSS_MODE, "const", 200, "python"),
     "mintrl_gated": ("periodic", True, "control", LOSS_MODE, "const", 200, "python"),
     "mintrl_proxy": ("periodic", False, "control", LOSS_MODE, "proxy", 200, "python"),
+    "rti": ("group_failure", False, "grpo", "vanilla", "const", None, "policy"),
+    "vcv_regression": ("periodic", False, "control", LOSS_MODE, "const", None, "policy"),
     "mintrl_self": ("periodic", False, "control", LOSS_MODE, "proxy", 200, "policy"),
 }
+
+
+def test_every_preset_promises_something():
+    assert set(PROMISES) == set(ALL_PRESETS) - {"base", "regression"}
 
 
 @pytest.mark.parametrize("preset", PROMISES)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 
 import pytest
 from composed import changed, compose_recipe
 from omegaconf import OmegaConf, open_dict
 
+from verl_mintrl.config import schema
 from verl_mintrl.config.schema import InterventionConfig, parse
 from verl_mintrl.config.validate import check_dataset, findings, validate
 from verl_mintrl.errors import ConfigError, DataError
@@ -78,6 +81,26 @@ CONFLICTS = {
     "routing replay": (
         {f"{ROLLOUT}.enable_rollout_routing_replay": True},
         f"{ROLLOUT}.enable_rollout_routing_replay",
+        "Set it to false",
+    ),
+    "no room to score corrections": (
+        {
+            "intervention.gate.mode": "absolute",
+            "data.max_prompt_length": 100,
+            "data.max_response_length": 50,
+            f"{ROLLOUT}.max_model_len": 150,
+        },
+        f"{ROLLOUT}.max_model_len: is 150",
+        "prompt + response + 1 = 151",
+    ),
+    "group failure with colocated reward model": (
+        {"intervention.trigger": "group_failure", "reward.reward_model.enable": True},
+        "reward.reward_model.enable",
+        "enable_resource_pool",
+    ),
+    "group failure with the other gate": (
+        {"intervention.trigger": "group_failure", "intervention.only_if_control_fails": True},
+        "intervention.only_if_control_fails",
         "Set it to false",
     ),
     "KL in reward": ({"algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward", "Set it to false"),
@@ -262,6 +285,50 @@ VALUES = {
     "schedule.decay=linear": "intervention.schedule.stop_after_updates",
     "schedule.decay=exp": "none, linear, cosine",
     "judge=python": "expected a mapping",
+    "review.every_steps=0": ">= 1",
+    "judge.roles.corrector.backend=teachr": "python, policy",
+    "judge.roles.verifier.evidence=answer": "none, outcome",
+    "judge.endpoint.base_url=ftp://host/v1": "no plain http(s) address",
+    "judge.endpoint.base_url=http://name:pw@host/v1": "api_key_env",
+    "judge.endpoint.api_key_env=sk-123": "not the name of an environment variable",
+    "judge.endpoint.extra_body.messages=x": "would change what is asked",
+    "judge.endpoint.extra_body.response_format=x": "intervention.judge.endpoint.structured",
+    "judge.endpoint.extra_body.x_api_key=x": "looks like a secret",
+    "judge.backend=endpoint": "intervention.judge.endpoint.base_url",
+    "judge.backend=recorded": "intervention.judge.recorded",
+    "judge.recorded=file.jsonl": "intervention.judge.backend: recorded",
+    "judge.cluster.max_concurrency=4": "they hold for endpoint",
+    "judge.cluster.max_concurrency=0": ">= 1",
+    "judge.cluster.requests_per_minute=0": "> 0",
+    "judge.cluster.tokens_per_minute=0": "> 0",
+    "judge.retry.attempts=0": ">= 1",
+    "judge.retry.base_s=-1": ">= 0",
+    "judge.retry.max_wait_s=-1": ">= 0",
+    "judge.retry.attempt_timeout_s=0": "> 0",
+    "judge.breaker.failures=0": ">= 1",
+    "judge.breaker.cooldown_s=-1": ">= 0",
+    "judge.prices.prompt=-1": ">= 0",
+    "judge.prices.cached=1": "intervention.judge.prices.completion",
+    "verifier.shortest_gold=0": ">= 1",
+    "verifier.leak_ngram=0": ">= 1",
+    "gate.mode=ppl": "none, absolute, relative, quantile",
+    "gate.delta=0.5": ">= 1",
+    "gate.delta_for.math=0.5": ">= 1",
+    "gate.ratio=0": "> 0",
+    "gate.quantile=0": "(0, 1]",
+    "gate.quantile=1.5": "(0, 1]",
+    "token_weights.mode=none": "ones, steering",
+    "token_weights.eps_cal=1": "0 <= eps_cal < 1",
+    "group_failure.max_replaced=0": ">= 1",
+}
+
+
+#: a change whose message names the block or another key of it instead
+NAMED = {
+    "judge": "intervention.judge",
+    "judge.roles.corrector.backend": "intervention.judge.roles.<role>.backend",
+    "judge.roles.verifier.evidence": "intervention.judge.roles.<role>.evidence",
+    "judge.prices.cached": "intervention.judge.prices",
 }
 
 
@@ -270,8 +337,20 @@ def test_value_is_refused_with_its_key(change):
     key = change.split("=")[0]
     with pytest.raises(ConfigError) as caught:
         parse(OmegaConf.from_dotlist([change]))
-    assert f"intervention.{key} " in str(caught.value)
+    named = NAMED.get(key, f"intervention.{key}")
+    if change.startswith("judge.cluster.") and "endpoint" in VALUES[change]:
+        named = "intervention.judge.cluster"
+    assert re.search(rf"{re.escape(named)}(?![\w.])|{re.escape(named)}\.(?!\w)", str(caught.value))
     assert VALUES[change] in str(caught.value)
+
+
+def test_every_checked_key_has_a_refusal_above():
+    source = inspect.getsource(schema)
+    checked = set(re.findall(r'_(?:choice|at_least|above)\(f?"([^"]+)"', source))
+    assert len(checked) > 30
+    tried = {change.split("=")[0] for change in VALUES}
+    patterns = {key: re.sub(r"<role>|\\{[^}]*\\}", r"\\w+", re.escape(key)) for key in checked}
+    assert [key for key, pattern in patterns.items() if not any(re.fullmatch(pattern, t) for t in tried)] == []
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(None, None), (64, 1)])
