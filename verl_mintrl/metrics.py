@@ -19,7 +19,17 @@ from verl_mintrl.trajectory.record import Outcome, ReviewRecord, Role, SessionRe
 
 PREFIX = "intervention/"
 #: reasons for which a correction is not used although the judge answered properly
-REJECTIONS = ("insertions", "share", "no_room", "disagrees", "leak", "implausible", "perplexity", "replay")
+REJECTIONS = (
+    "insertions",
+    "share",
+    "no_room",
+    "disagrees",
+    "leak",
+    "implausible",
+    "perplexity",
+    "replay",
+    "environment",
+)
 ROLES = ("validator", "corrector", "verifier")
 
 
@@ -93,8 +103,12 @@ def rollout_metrics(
             metrics[f"reward_{name}"] = float(np.mean([r for r, c in zip(rewards, chosen, strict=True) if c]))
     if (gain := rescue_gain(records, rewards)) is not None:
         metrics["rescue_gain"] = gain
-    if any(record.triggered for record in records):
+    if any(record.reward_before is not None for record in records):
         metrics |= _failed_groups(records, success)
+    calls = Counter[str]()
+    for review in reviews:
+        calls.update(review.calls_by_role)
+    metrics |= {f"calls_{role}": calls[role] for role in ROLES}
     metrics |= _perplexities(reviews)
     return {PREFIX + name: float(value) for name, value in metrics.items()}
 
@@ -106,14 +120,9 @@ def _failed_groups(records: Sequence[SessionRecord], success: Sequence[bool]) ->
     rescued = {record.uid for record, ok in zip(records, success, strict=True) if record.replaced and ok}
     edited = [record for record in records if record.reward_after is not None]
     before = [ok and not record.replaced for record, ok in zip(records, success, strict=True)]
-    calls = Counter[str]()
-    for record in records:
-        for review in record.walk:
-            calls.update(review.calls_by_role)
     result: dict[str, float] = {
         "groups_triggered": len(triggered),
         "trigger_rate": len(triggered) / len(groups),
-        "rescue_rate": len(rescued) / len(triggered),
         "sessions_edited": len(edited),
         "sessions_replaced": sum(record.replaced for record in records),
         "walks_failed": sum(bool(record.walk_error) for record in records),
@@ -121,7 +130,9 @@ def _failed_groups(records: Sequence[SessionRecord], success: Sequence[bool]) ->
         "success_before": sum(before) / len(records),
         "group_success_before": 1 - len(triggered) / len(groups),
     }
-    return result | {f"calls_{role}": calls[role] for role in ROLES}
+    if triggered:
+        result["rescue_rate"] = len(rescued) / len(triggered)
+    return result
 
 
 def _perplexities(reviews: Sequence[ReviewRecord]) -> dict[str, float]:
@@ -133,7 +144,8 @@ def _perplexities(reviews: Sequence[ReviewRecord]) -> dict[str, float]:
     ):
         if values:
             for quantile in (0.1, 0.5, 0.9):
-                result[f"{name}_p{round(100 * quantile)}"] = float(np.quantile(values, quantile))
+                # an observed value, since between infinite ones there is no number
+                result[f"{name}_p{round(100 * quantile)}"] = float(np.quantile(values, quantile, method="nearest"))
     fallbacks = [r.gate_fallback for r in reviews if r.perplexity is not None]
     return result | ({"gate_fallbacks": float(sum(fallbacks))} if fallbacks else {})
 

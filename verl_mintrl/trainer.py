@@ -196,7 +196,7 @@ class InterventionTrainerSync(PPOTrainerSync):
             InterventionError: ``on_error: fail`` met a failure, or too many judge calls failed.
         """
         message = next((record.fatal for record in records if record.fatal), "")
-        hint = "repair the judge, or set intervention.judge.on_error to keep or mask."
+        hint = ""  # a fatal record brings its own
         calls, errors = judge_counts(records)
         judge = self.intervention.judge
         if not message and calls >= judge.min_calls and errors.total() / calls > judge.max_error_rate:

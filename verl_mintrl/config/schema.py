@@ -364,10 +364,26 @@ class JudgeConfig:
                 f"set {NODE}.judge.function to 'package.module:name' or 'path.py:name'.",
             )
         self._check_network()
-        if self.evidence in ("rubric", "gold") and not self.evidence_column:
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        own = {f"judge.roles.{f.name}": getattr(self.roles, f.name) for f in fields(self.roles)}
+        for key, judge in {"judge": self, **own}.items():
+            evidence, column = judge.evidence or self.evidence, judge.evidence_column or self.evidence_column
+            if evidence in ("rubric", "gold") and not column:
+                raise ConfigError(
+                    f"{NODE}.{key}.evidence is {evidence} but {NODE}.{key}.evidence_column is not set.",
+                    f"set {NODE}.{key}.evidence_column, e.g. reward_model.ground_truth, or {NODE}.{key}.evidence: none.",
+                )
+            if judge is not self and judge.function and (judge.backend or self.backend) != "python":
+                raise ConfigError(
+                    f"{NODE}.{key}.function is set but the backend of this role is {judge.backend or self.backend}.",
+                    f"set {NODE}.{key}.backend: python, or drop the function.",
+                )
+        if self.joint and self.roles.corrector != RoleConfig():
             raise ConfigError(
-                f"{NODE}.judge.evidence is {self.evidence} but {NODE}.judge.evidence_column is not set.",
-                f"set {NODE}.judge.evidence_column, e.g. reward_model.ground_truth, or {NODE}.judge.evidence: none.",
+                f"{NODE}.judge.roles.corrector is set but {NODE}.judge.joint is true: one call finds and corrects.",
+                f"set {NODE}.judge.joint: false, or the keys of {NODE}.judge.roles.corrector to null.",
             )
 
     def _check_network(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -149,6 +149,26 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             f"is {loop!r}; the trigger periodic reviews single-turn responses.",
             "Set it to single_turn_agent, or intervention.trigger to never.",
         )
+    if _get(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", False):
+        yield Finding(
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+            "is true; routing of inserted tokens was never recorded.",
+            "Set it to false.",
+        )
+    verifier = node.judge.roles.verifier
+    if node.verifier.enabled and (verifier.backend or node.judge.backend) == "python" and not verifier.function:
+        yield Finding(
+            "intervention.judge.roles.verifier.function",
+            "is not set, but intervention.verifier.enabled is true and the Verifier is a Python function.",
+            "Name one, or set intervention.judge.roles.verifier.backend, or intervention.verifier.enabled to false.",
+        )
+    if node.gate.mode == "quantile" and not _sampled_plainly(config):
+        yield Finding(
+            "intervention.gate.mode",
+            "is quantile: it takes the policy's own perplexities from its sampling log-probs, which must be those at temperature 1 "
+            "without truncation.",
+            "Set actor_rollout_ref.rollout.temperature and top_p to 1, top_k to -1, calculate_log_probs to true; or another mode.",
+        )
     if node.gate.mode != "none" or node.token_weights.mode == "steering":
         prompt = int(_get(config, "actor_rollout_ref.rollout.prompt_length", 0))
         response = int(_get(config, "actor_rollout_ref.rollout.response_length", 0))
@@ -162,10 +182,11 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
     if node.trigger == "group_failure":
         yield from _group_failure(config, node)
         return
-    if node.judge.evidence == "outcome":
+    roles = node.judge.roles
+    if "outcome" in (node.judge.evidence, *(getattr(roles, f.name).evidence for f in fields(roles))):
         yield Finding(
             "intervention.judge.evidence",
-            "is outcome, but no outcome exists yet when a periodic review happens.",
+            "(or that of a role) is outcome, but no outcome exists yet when a periodic review happens.",
             "Set it to none, rubric or gold.",
         )
     if node.review.every_steps is not None and node.review.segmenter not in STOPS:
@@ -174,12 +195,12 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             f"needs a segmenter with a known step ending ({', '.join(STOPS)}), not {node.review.segmenter!r}.",
             "Set intervention.review.every_tokens instead.",
         )
-    if _get(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", False):
-        yield Finding(
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay",
-            "is true; routing of inserted tokens was never recorded.",
-            "Set it to false.",
-        )
+
+
+def _sampled_plainly(config: DictConfig) -> bool:
+    rollout = config.actor_rollout_ref.rollout
+    plain = rollout.temperature == 1 and rollout.top_p == 1 and rollout.top_k in (-1, 0)
+    return bool(plain and rollout.calculate_log_probs)
 
 
 def _group_failure(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
@@ -311,8 +332,10 @@ def check_dataset(columns: list[str], sample: dict[str, Any], config: DictConfig
         )
     if node.trigger == "never":
         return
-    if node.judge.evidence_column:
-        lookup(sample, node.judge.evidence_column)
+    roles = node.judge.roles
+    for judge in (node.judge, roles.validator, roles.corrector, roles.verifier):
+        if judge.evidence_column:
+            lookup(sample, judge.evidence_column)
     if node.trigger == "periodic" and (loop := sample.get("agent_name")) not in (None, "single_turn_agent"):
         raise ConfigError(
             f"the dataset of data.train_files names the agent loop {loop!r}; the periodic trigger reviews single-turn "

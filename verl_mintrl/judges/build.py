@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from verl_mintrl.config.schema import JudgeConfig, RoleConfig, VerifierConfig
@@ -55,7 +56,11 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
     def part(role: str, own: RoleConfig) -> Part:
         merged = _merged(config, own)
         python = merged.backend == "python"
-        key = (merged.backend, merged.temperature, merged.max_answer_tokens, (role, own.function) if python else None)
+        key: tuple[Any, ...] = (merged.backend, merged.temperature, merged.max_answer_tokens)
+        if python:
+            key = (merged.backend, role)
+        elif merged.backend == "recorded":  # verdict, correction and checks come from one record
+            key = (merged.backend,)
         if key not in built:
             judge = _python(config, role, own) if python else _model(merged, around)
             endpoint = merged.backend == "endpoint"
@@ -69,9 +74,10 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
             )
         return Part(built[key], Sight(Evidence(merged.evidence), merged.evidence_column))
 
+    validator = part("validator", config.roles.validator)
     return RolesJudge(
-        part("validator", config.roles.validator),
-        part("corrector", config.roles.corrector),
+        validator,
+        validator if config.joint else part("corrector", config.roles.corrector),
         part("verifier", config.roles.verifier),
         LeakRules(verifier.shortest_gold, verifier.leak_ngram),
     )
@@ -79,8 +85,11 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
 
 def _merged(config: JudgeConfig, own: RoleConfig) -> JudgeConfig:
     """``intervention.judge`` with what the role has of its own."""
-    names = ("backend", "function", "evidence", "evidence_column", "temperature", "max_answer_tokens")
-    return replace(config, **{name: value for name in names if (value := getattr(own, name)) is not None})
+    merged = copy.copy(config)  # not made anew: its checks are about all roles together
+    for f in fields(own):
+        if (value := getattr(own, f.name)) is not None:
+            setattr(merged, f.name, value)
+    return merged
 
 
 def _python(config: JudgeConfig, role: str, own: RoleConfig) -> Judge:
@@ -89,6 +98,7 @@ def _python(config: JudgeConfig, role: str, own: RoleConfig) -> Judge:
     functions = {"correct": config.roles.corrector.function, "verify": config.roles.verifier.function}
     return PythonJudge(
         load(review) if review else _no_review,
+        joint=config.joint,
         correct=load(functions["correct"]) if functions["correct"] else None,
         verify=load(functions["verify"]) if functions["verify"] else None,
     )

@@ -40,8 +40,9 @@ class PythonJudge(Judge):
         function: ``function(request)`` -> a Review, a dict of ``verdict``, ``step``, ``correction``, or None to keep.
         name: name of the backend in metrics and dumps.
         in_thread: run plain functions in the pool; False calls them on the event loop, where they must be quick.
-        correct: ``correct(request, step)`` -> a Correction or its text. Left out, ``function`` must bring the
-            correction of every REVISE, and :meth:`correct` asks it again.
+        joint: without ``correct``, ``function`` must bring the correction of every REVISE; False leaves that to another
+            judge.
+        correct: ``correct(request, step)`` -> a Correction or its text. Left out, :meth:`correct` asks ``function`` again.
         verify: ``verify(request, step, correction)`` -> a Verification or a dict of its three checks.
     """
 
@@ -51,12 +52,14 @@ class PythonJudge(Judge):
         name: str = "python",
         in_thread: bool = True,
         *,
+        joint: bool = True,
         correct: Callable[[ReviewRequest, int], Any] | None = None,
         verify: Callable[[ReviewRequest, int, str], Any] | None = None,
     ) -> None:
         self.name = name
         self._function = function
         self._in_thread = in_thread
+        self._joint = joint
         self._correct = correct
         self._verify = verify
 
@@ -84,7 +87,7 @@ class PythonJudge(Judge):
         if self._correct is None:
             review = await self.review(request)
             if review.step != step or review.correction is None:
-                seen = "keeps every step" if review.step is None else f"names step {review.step}"
+                seen = "keeps every step" if review.step is None else f"only names step {review.step}"
                 raise JudgeError(
                     f"judge {self.name} was asked to correct step {step}, but it {seen}",
                     f"give {_KEY} a `correct` function beside `review`",
@@ -117,7 +120,7 @@ class PythonJudge(Judge):
         return Verification(checks.agrees, checks.leak_free, checks.plausible, usage)
 
     def _checked(self, answer: Mapping[str, Any], request: ReviewRequest) -> Review:
-        return review_from_mapping(answer, request, needs_correction=self._correct is None)
+        return review_from_mapping(answer, request, needs_correction=self._joint and self._correct is None)
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if inspect.iscoroutinefunction(function) or not self._in_thread:

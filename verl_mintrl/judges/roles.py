@@ -80,17 +80,20 @@ class RolesJudge(Judge):
     """Sends each question to the judge that plays the role, with the evidence that role may see.
 
     Args:
-        validator: also plays the joint reviewer.
+        validator: also plays the joint reviewer; then it is the corrector too.
         rules: of the leak check that runs before the Verifier is asked, against what Corrector or Verifier saw.
     """
 
     def __init__(self, validator: Part, corrector: Part, verifier: Part, rules: LeakRules) -> None:
         self.name = validator.judge.name
+        self.corrector_name = corrector.judge.name
         self._validator, self._corrector, self._verifier = validator, corrector, verifier
         self._rules = rules
 
     async def review(self, request: ReviewRequest) -> Review:
-        return await self._validator.judge.review(self._validator.question(request))
+        """A correction that comes along is kept only where the Corrector is the same judge."""
+        review = await self._validator.judge.review(self._validator.question(request))
+        return review if self._corrector.judge is self._validator.judge else replace(review, correction=None)
 
     async def correct(self, request: ReviewRequest, step: int) -> Correction:
         return await self._corrector.judge.correct(self._corrector.question(request), step)

@@ -14,7 +14,7 @@ import numpy as np
 
 from verl_mintrl.config.schema import GateConfig
 
-_LITERAL = re.compile(r"[^\s,;:!?()\[\]{}\"'`]+")
+_LITERAL = re.compile(r"[^\s,;:!?()\[\]{}<>|=*$\"'`]+")
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
@@ -57,7 +57,7 @@ def judge(
         logprobs: of the correction's tokens.
         counted: which of them count (see :func:`literal_tokens`); None: all.
         replaced: log-probs of the step that would be replaced, for ``relative``.
-        own_steps: perplexities of the policy's own steps, for ``quantile``.
+        own_steps: perplexities of the policy's own steps, for ``quantile``; without any the bound is that of ``absolute``.
         backend: judge backend, for a delta of its own.
         domain: ``data_source`` of the row, for a delta of its own.
     """
@@ -65,7 +65,7 @@ def judge(
     fallback = not chosen
     value = perplexity(chosen or logprobs)
     bound = _bound(config, replaced, own_steps, backend, domain)
-    return Judgement(value <= bound, value, bound, fallback)
+    return Judgement(math.isfinite(value) and value <= bound, value, bound, fallback)
 
 
 def _bound(
@@ -75,9 +75,9 @@ def _bound(
         return math.inf
     if config.mode == "relative":
         return config.ratio * perplexity(replaced)
-    if config.mode == "quantile":
-        finite = [value for value in own_steps if math.isfinite(value)]
-        return float(np.quantile(finite, config.quantile)) if finite else math.inf
+    finite = [value for value in own_steps if math.isfinite(value)]
+    if config.mode == "quantile" and finite:
+        return float(np.quantile(finite, config.quantile))
     for name in (f"{backend}/{domain}", domain, backend):
         if name and name in config.delta_for:
             return config.delta_for[name]
@@ -87,8 +87,9 @@ def _bound(
 def literal_tokens(pieces: Sequence[str], observable: str, *, literals: bool, numbers: bool) -> list[bool]:
     """Which tokens of a correction count in the mean: those of copied literals do not.
 
-    A literal is a word that stands in the observable context as a whole and looks like a name or an id: it has an upper-case letter
-    after its first character, a digit next to letters, an underscore, @, # or a slash. Plain numbers are a flag of their own.
+    A literal is a word that stands in the observable context as a whole and looks like a name or an id: it is capitalised, or
+    has an upper-case letter after its first character, a digit next to a letter or a dash, an underscore, @, # or a slash.
+    Plain numbers are a flag of their own.
 
     Args:
         pieces: text of each token, in order; their concatenation is the correction.
@@ -97,7 +98,7 @@ def literal_tokens(pieces: Sequence[str], observable: str, *, literals: bool, nu
         numbers: leave out copied numbers.
     """
     text = "".join(pieces)
-    known = set(_LITERAL.findall(observable)) if literals or numbers else set()
+    known = {word.rstrip(".") for word in _LITERAL.findall(observable)} if literals or numbers else set()
     skip = [False] * len(text)
     for match in _LITERAL.finditer(text):
         word = match[0].rstrip(".")

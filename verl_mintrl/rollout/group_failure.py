@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from verl_mintrl.config.schema import InterventionConfig
-from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.errors import ConfigError, DataError, JudgeError
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.rollout.group import Held
-from verl_mintrl.rollout.periodic import Reviewing
+from verl_mintrl.rollout.periodic import Reviewing, fatal_message
 from verl_mintrl.rollout.replay import Turn
 from verl_mintrl.rollout.text_session import Means, TextSession, from_columns
 from verl_mintrl.rollout.tool_session import Tools, ToolSession
@@ -63,6 +63,8 @@ class GroupFailure:
     async def work(self, held: Mapping[int, Held]) -> None:
         """Edit the group if all of it failed: changes rows, rewards and records of what is held. Never raises for one session."""
         threshold = self.config.success_threshold
+        for h in held.values():
+            h.payload.record.reward_before = h.reward
         if any(h.reward > threshold for h in held.values()):
             return
         own_steps: list[float] = []
@@ -71,7 +73,7 @@ class GroupFailure:
         sessions: list[TextSession | ToolSession] = []
         for i, h in sorted(held.items()):
             waiting: Waiting = h.payload
-            waiting.record.triggered, waiting.record.reward_before = True, h.reward
+            waiting.record.triggered = True
             if not waiting.record.masked:
                 walked.append(i)
                 sessions.append(self._session(h, own_steps, rows))
@@ -131,8 +133,8 @@ class GroupFailure:
         )
         try:
             ended = await walker.walk(session, session.ledger, record.walk, stop, partial(self._failed, record))
-        except ConfigError as error:
-            record.masked, record.mask_reason, record.fatal = True, "config", str(error)
+        except (ConfigError, DataError) as error:
+            record.stop_run("reward" if isinstance(error, DataError) else "config", str(error))
             return session
         except (
             Exception
@@ -150,5 +152,5 @@ class GroupFailure:
             return True
         record.masked, record.mask_reason = True, f"judge_{error.kind}"
         if policy == "fail":
-            record.fatal = f"judge {self.shared.judge.name!r} failed ({error.kind}): {error}"
+            record.fatal = fatal_message(self.shared.judge.name, error)
         return False

@@ -100,7 +100,10 @@ def checked_reward(reward: Any, uid: str, session_id: int) -> float:
     Raises:
         DataError: it is missing, NaN, infinite or not a number; names the session.
     """
-    value = reward.item() if hasattr(reward, "item") else reward
+    try:
+        value = reward.item() if hasattr(reward, "item") else reward
+    except (ValueError, RuntimeError):  # an array of several numbers
+        value = None
     if isinstance(value, bool):
         value = float(value)
     if not isinstance(value, int | float) or not math.isfinite(value):

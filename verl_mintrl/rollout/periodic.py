@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
-from verl_mintrl.errors import JudgeError
+from verl_mintrl.errors import InterventionError, JudgeError
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.recorded import question_id
 from verl_mintrl.judges.roles import RolesJudge
@@ -166,6 +166,9 @@ class PeriodicSession:
         except JudgeError as error:
             proposal = None
             self._failed(error, note)
+        except InterventionError as error:
+            proposal, self.reviewing = None, False
+            self.record.stop_run("config", str(error))
         note.judge_seconds = time.monotonic() - started
         self.judge_seconds += note.judge_seconds
         if proposal is None:
@@ -213,4 +216,9 @@ class PeriodicSession:
         self.reviewing = False
         self.record.masked, self.record.mask_reason = True, f"judge_{error.kind}"
         if policy == "fail":
-            self.record.fatal = f"judge {self.shared.judge.name!r} failed ({error.kind}): {error}"
+            self.record.fatal = fatal_message(self.shared.judge.name, error)
+
+
+def fatal_message(judge: str, error: JudgeError) -> str:
+    """What the trainer stops with under ``on_error: fail``."""
+    return f"judge {judge!r} failed ({error.kind}): {error} The run stops because intervention.judge.on_error is fail."

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 
 from verl_mintrl.config.schema import GateConfig, TokenWeightsConfig
-from verl_mintrl.errors import JudgeError, TrajectoryError
+from verl_mintrl.errors import InterventionError, JudgeError, TrajectoryError
 from verl_mintrl.judges.protocol import Judge, ReviewRequest, Usage, Verdict
 from verl_mintrl.learning.weights import steering_weights
 from verl_mintrl.rollout import gate as perplexity_gate
 from verl_mintrl.rollout.gate import Judgement, literal_tokens, perplexity
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord
-from verl_mintrl.trajectory.spans import Trajectory
+from verl_mintrl.trajectory.spans import Author, Trajectory
 from verl_mintrl.trajectory.splice import Ledger, Plan, neutralise, plan_splice
 from verl_mintrl.trajectory.steps import Segmenter, Step, split_steps
 from verl_mintrl.trajectory.text import TokenText
@@ -65,6 +65,7 @@ async def propose(
 
     Raises:
         JudgeError: a role gave no usable answer.
+        InterventionError: the run cannot go on as configured.
     """
     try:
         review = await judge.review(request)
@@ -89,9 +90,12 @@ async def propose(
             if not verification.accepted:
                 note.outcome, note.reason = Outcome.REJECTED, verification.reason
         proposal = await prepare(review.step, text, review.final)
-    except JudgeError as error:
-        spend(note, "", error.usage)
-        note.outcome, note.reason, note.detail = Outcome.ERROR, error.kind, str(error)
+    except InterventionError as error:
+        kind = "exception"
+        if isinstance(error, JudgeError):
+            kind = error.kind
+            spend(note, "", error.usage)
+        note.outcome, note.reason, note.detail = Outcome.ERROR, kind, str(error)
         raise
     note.replaced_perplexity = proposal.replaced_perplexity
     if proposal.judgement is not None:  # recorded for every proposal, accepted or not
@@ -111,8 +115,8 @@ def spend(note: ReviewRecord, role: str, usage: Usage | None) -> None:
     """Add the cost of one answer to a record."""
     if usage is None:
         return
-    if role:
-        note.calls_by_role[role] = note.calls_by_role.get(role, 0) + max(1, usage.calls)
+    if role and usage.calls:  # none for an answer that was found without asking
+        note.calls_by_role[role] = note.calls_by_role.get(role, 0) + usage.calls
     note.judge_calls += usage.calls
     note.judge_prompt_tokens += usage.prompt_tokens
     note.judge_completion_tokens += usage.completion_tokens
@@ -189,7 +193,7 @@ class Proposer:
         kept = trajectory.inserted_before(plan.start)
         rejection = ledger.reject_reason(plan.start, kept, len(plan.ids), trajectory.limit)
         logprobs, weights, judgement, replaced = None, None, None, None
-        if self.scores:
+        if self.scores and rejection != "no_room":  # what does not fit into the response need not fit into the servers
             context = prompt_ids + trajectory.ids[: plan.start]
             logprobs = await self.scorer.score(context, plan.ids)
             if self.gate.mode != "none":
@@ -199,7 +203,8 @@ class Proposer:
                     old = await self.scorer.score(context, trajectory.ids[plan.start : end])
                 replaced = perplexity(old)
                 judgement = self._judge(plan, logprobs, old, own_steps, text.text[: step.start], request)
-            if self.token_weights.mode == "steering":
+            usable = not rejection and (judgement is None or judgement.accepted)
+            if self.token_weights.mode == "steering" and usable:
                 calibrated = await self.scorer.score(self.steering_context(request, step.number), plan.ids)
                 ratio = steering_weights(torch.tensor(calibrated), torch.tensor(logprobs), self.token_weights.eps_cal)
                 weights = ratio.tolist()
@@ -243,11 +248,15 @@ class Proposer:
 
 
 def own_step_perplexities(trajectory: Trajectory, text: TokenText, segmenter: Segmenter) -> list[float]:
-    """Perplexity of each step by its sampling log-probs; tokens without one (inserted, unscored) are left out."""
-    values = []
+    """Perplexity of each step by the sampling log-probs of the policy's tokens in it."""
+    values, authors = [], trajectory.authors()
     for step in split_steps(text.text, segmenter, finished=True):
         start, end = text.boundary(step.start)[0], text.boundary(step.end)[0]
-        chosen = [value for value in trajectory.logprobs[start:end] if value == value]
+        chosen = [
+            value
+            for value, author in zip(trajectory.logprobs[start:end], authors[start:end], strict=True)
+            if author == Author.POLICY and value == value
+        ]
         if chosen:
             values.append(perplexity(chosen))
     return values

@@ -63,7 +63,9 @@ class TextSession:
         self.steps: Sequence[str] = [step.text for step in self._steps]
 
     def request(self, focus: int) -> ReviewRequest:
-        return replace(self._request, steps=tuple(self.steps[:focus]), finished=focus == len(self.steps))
+        return replace(
+            self._request, steps=tuple(self.steps[:focus]), finished=focus == len(self.steps), outcome=self.reward
+        )
 
     async def prepare(self, step: int, correction: str, final: bool) -> Proposal:
         """See :meth:`Reentrant.prepare`; scores the correction where gate or weights need it."""

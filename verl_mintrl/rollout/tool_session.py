@@ -76,6 +76,7 @@ class ToolSession:
             steps=tuple(self.steps[:focus]),
             observations=tuple(self._observations[:focus]),
             finished=focus == len(self.steps),
+            outcome=self.reward,
         )
 
     async def prepare(self, step: int, correction: str, final: bool) -> Proposal:

@@ -2,7 +2,8 @@
 
 Leans on ``verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ`` (a Ray actor class; the plain class is
 ``__ray_metadata__.modified_class``): ``_run_prompt``, ``_run_agent_loop``, ``_agent_loop_postprocess``, ``_compute_score``,
-attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``llm_client``.
+attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``llm_client``, ``reward_loop_worker_handles``; and on
+``verl.workers.rollout.utils.get_max_position_embeddings``, with which verl fills in a missing ``rollout.max_model_len``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_mintrl.config import parse
+from verl_mintrl.errors import DataError
 from verl_mintrl.judges.build import Surroundings, build_judge, prompt_set
 from verl_mintrl.judges.prompts import PromptSet
 from verl_mintrl.judges.protocol import ReviewRequest
@@ -60,8 +63,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             client=client,
             tokenizer=self.tokenizer,
             control_strings=control_strings(self.tokenizer),
-            max_model_len=self.rollout_config.max_model_len
-            or self.rollout_config.prompt_length + self.rollout_config.response_length,
+            max_model_len=self.rollout_config.max_model_len or get_max_position_embeddings(self.model_config.hf_config),
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
         )
         self.reviewing = self._build_reviewing()
@@ -96,7 +98,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 encode=lambda text: encode_correction(tokenizer, text),
                 control_strings=self.surroundings.control_strings,
                 steering_context=partial(self._steering_context, judge, prompt_set(config.judge, self.surroundings)),
-                backend=config.judge.roles.corrector.backend or config.judge.backend,
+                backend=judge.corrector_name,
             ),
             end_ids=self.end_ids,
         )
@@ -192,8 +194,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             row.check(self.rollout_config.response_length)
         record.generate_seconds = record.generate_seconds or rows[-1].metrics.generate_sequences
         await self._compute_score(rows, kwargs=kwargs)
-        if (reward := rows[-1].reward_score) is not None:
-            rows[-1].reward_score = reward = checked_reward(reward, record.uid, record.session_id)
+        reward = self._reward(rows[-1], record, validate)
         rows[-1].extra_fields.setdefault("reward_extra_info", {})
         if session.collect:
             return rows[-1]
@@ -201,11 +202,31 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             held = Held(rows, reward, self._waiting(session, rows[-1], kwargs))
             rows = (await session.group.hold(record.session_id, held)).rows
         for row in rows:
-            if record.masked or (record.role == Role.CONTROL and not self.intervention.control.train):
+            untrained = record.role == Role.CONTROL and not self.intervention.control.train and not record.replaced
+            if record.masked or untrained:
                 row.mask_out()
             row.attach(record)
         await super()._agent_loop_postprocess(rows, validate, **kwargs)
         return rows[-1]
+
+    def _reward(self, row: InterventionOutput, record: SessionRecord, validate: bool) -> float | None:
+        """The row's reward; None where there is none yet, or none that can be used.
+
+        Raises:
+            DataError: a validation reward is no number; verl counts the session as wrong. While training it would go on without
+                the session, so there the trainer is told to stop.
+        """
+        if row.reward_score is None and self.reward_loop_worker_handles is None:
+            return None  # scored after sampling
+        try:
+            row.reward_score = checked_reward(row.reward_score, record.uid, record.session_id)
+        except DataError as error:
+            if validate:
+                raise
+            record.stop_run("reward", str(error))
+            row.reward_score = 0.0
+            return None
+        return row.reward_score
 
     def _waiting(self, session: Session, row: InterventionOutput, sample: dict[str, Any]) -> Waiting:
         """What the work on a failed group needs to know about a session."""

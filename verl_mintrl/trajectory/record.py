@@ -95,7 +95,7 @@ class SessionRecord:
         walk: reviews of a failed session; became ``reviews`` where the edited version replaced it.
         walk_error: why a walk ended early although no judge failed (a policy server went away), empty otherwise.
         replaced: the published tokens are those of the edited version.
-        reward_before: reward before the walk.
+        reward_before: reward as sampled, under the trigger ``group_failure``; None where nobody looked at the group.
         reward_after: reward at the end of the walk, None where nothing was inserted.
     """
 
@@ -126,6 +126,13 @@ class SessionRecord:
     def asked(self) -> list[ReviewRecord]:
         """Every look a judge had at the session, whether or not anything of it was published."""
         return self.walk or self.reviews
+
+    def stop_run(self, reason: str, message: str) -> None:
+        """The run cannot go on: the trainer stops with ``message``, and the session is not learned from.
+
+        Sessions must not raise instead: verl would train on the rest of the group.
+        """
+        self.masked, self.mask_reason, self.fatal = True, reason, message
 
     def note_cut(self, end: int) -> None:
         """Clip the ranges of earlier insertions to a response cut at token ``end``."""
