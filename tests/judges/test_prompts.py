@@ -24,7 +24,7 @@ def shown(role, asked, **more):
 
 
 def nonce_of(text):
-    return re.search(r"marked with the code ([0-9a-f]{12});", text)[1]
+    return re.search(r"^<<<problem ([0-9a-f]{12})>>>$", text, re.MULTILINE)[1]
 
 
 @pytest.mark.parametrize("role", PLACEHOLDERS)
@@ -33,7 +33,8 @@ def test_packaged_templates(role):
     assert [message["role"] for message in messages] == ["system", "user"]
     system, user = (message["content"] for message in messages)
     assert "{{" not in system + user and "SECRET-17" not in system and user.count("SECRET-17") == 1
-    assert all(f'"{key}"' in system for key in SCHEMAS[role]["required"])
+    if role != "steering":  # a context, no question
+        assert all(f'"{key}"' in system for key in SCHEMAS[role]["required"])
     assert user.index("Add 3 + 9 + 5.") < user.index("SECRET-17") < user.index("3 + 9 = 12")
     assert "SECRET" not in shown(role, request(evidence=Evidence.NONE, privileged=None), step=2, correction="x")
 
@@ -66,7 +67,9 @@ def test_hostile_text_stays_inside_its_fence(role, index):
     nonce, count = nonce_of(prompt), plain.count(nonce_of(plain))
     assert prompt.count(nonce) == count
     opened = re.findall(rf"^<<<(.*) {nonce}>>>$", prompt, re.MULTILINE)
-    assert len(opened) == count - 1 and opened[::2] == [title.removeprefix("end of ") for title in opened[1::2]]
+    assert len(opened) == count - prompt.count(f"the code {nonce};") and opened[::2] == [
+        title.removeprefix("end of ") for title in opened[1::2]
+    ]
     prompt.encode("utf-8")
     assert not re.search("[\x00\u202e\u2066\u200b\ud800]", prompt)
     assert not re.search(r"<\|im_|</s>|\[INST\]|<｜|<start_of_turn>", prompt)
