@@ -210,7 +210,8 @@ async def test_padding_rows_do_not_shift_our_columns(roll, learn, first):
         return follow(SCRIPT)(text) if "god" in text or len(policy.seen) else policy.seen.append(1) or "short\x03"
 
     policy.seen = []
-    learned = learn(await roll(policy=policy), multiple=7, first=first)
+    done = await roll(policy=policy)
+    learned = learn(done, multiple=7, first=first)
     padding = [key for key in learned.column("advantages") if isinstance(key, str)]
     assert len(padding) == 3
     responses = learned.column("responses")
@@ -230,6 +231,8 @@ async def test_padding_rows_do_not_shift_our_columns(roll, learn, first):
     assert [learned.advantage(session) for session in TREATED] == [1 - 0.5] * 2
     assert learned.metrics["intervention/effective_rows"] == N
     assert learned.metrics["intervention/sessions_treated"] == len(TREATED)
+    written = sum(map(len, done.texts))
+    assert learned.metrics["intervention/inserted_token_share"] == pytest.approx(len(TREATED) * len(INSERTED) / written)
 
 
 # --- stopping
