@@ -275,6 +275,18 @@ async def test_too_many_judge_errors_stop_the_run(roll, learn, limits, stops):
         assert learn(done).metrics["intervention/judge_error_rate"] == 0.5
 
 
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, "0.5", [1.0, 2.0]], ids=repr)
+async def test_a_reward_that_is_no_number_stops_the_run(roll, learn, reward):
+    done = await roll(rewards=Rewards(lambda session, text: reward if session == 1 else 0.0))
+    assert [bool(record.fatal) for record in done.records] == [session == 1 for session in range(N)]
+    assert done.column("response_mask")[1].sum() == 0
+    with pytest.raises(InterventionError) as caught:
+        learn(done)
+    assert f"reward of session 1 of uid {done.uid} is {reward!r}" in str(caught.value)
+    assert "reward.custom_reward_function" in str(caught.value)
+    assert len(read_dump(done.config, 1)) == N
+
+
 # --- dump
 
 

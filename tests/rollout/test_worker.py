@@ -194,6 +194,13 @@ async def test_a_response_never_exceeds_its_limit(roll):
 # --- rewards
 
 
+async def test_a_validation_reward_that_is_no_number_fails_its_session(roll):
+    rewards = Rewards(lambda session, text: math.nan if session == 1 else 0.0)
+    done = await roll({"actor_rollout_ref.rollout.val_kwargs.n": 3}, rewards=rewards, validate=True)
+    assert done.status == "failure"
+    assert [record.session_id for record in done.records] == [0, 2]
+
+
 async def test_rewards_may_be_booleans_and_numpy_numbers(roll):
     values = [True, numpy.float32(0.5), numpy.int64(2), 0]
     done = await roll(rewards=Rewards(lambda session, text: values[session]))
