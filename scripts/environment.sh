@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 venv=.venv
 log=$venv/install.log
 stamp=$venv/installed
-wanted=$({ pwd; cat requirements-cpu.txt requirements-dev.txt setup.py pyproject.toml; } | sha256sum | cut -d' ' -f1)
+wanted=$({ pwd; cat requirements-cpu.txt requirements-dev.txt requirements-tau2.txt setup.py pyproject.toml; } | sha256sum | cut -d' ' -f1)
 [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit 0
 
 fail() {
@@ -38,7 +38,7 @@ install() {
 }
 
 install "$(grep '^setuptools==' requirements-cpu.txt)"
-install --no-build-isolation -r requirements-cpu.txt -r requirements-dev.txt
+install --no-build-isolation -r requirements-cpu.txt -r requirements-dev.txt -r requirements-tau2.txt
 install --no-build-isolation -e .
 "$venv/bin/python" -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' 2>>"$log" ||
     fail "torch is not the CPU build (+cpu); have pip's index configuration offer it, remove $venv and start again."

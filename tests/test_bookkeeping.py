@@ -74,7 +74,7 @@ def test_successes_after_editing_and_advantages(books):
 
 
 def test_edited_sessions(books):
-    assert (books.edited, books.rescued, books.replaced, books.trained) == (2, 1, 1, 32)
+    assert (books.walked, books.edited, books.rescued, books.replaced, books.trained) == (5, 2, 1, 1, 32)
 
 
 def test_calls(books):

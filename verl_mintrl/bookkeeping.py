@@ -27,7 +27,8 @@ class Books:
     Attributes:
         groups, sessions: everything that was sampled.
         successful_groups: Pass@G before editing; ``successful_sessions`` is p@1 before editing.
-        triggered: groups that failed as a whole; ``processed`` their sessions.
+        triggered: groups that failed as a whole; ``processed`` their sessions, ``walked`` those of which a step was looked at:
+            a group is left once enough of its sessions have succeeded.
         successes_after: successes k of a triggered group as published -> number of such groups.
         advantage_win, advantage_lose: mean GRPO advantage of successes and failures in triggered groups with k >= 1.
         edited: sessions with at least one insertion, ``rescued`` those that ended in success, ``replaced`` those trained on.
@@ -47,6 +48,7 @@ class Books:
     successful_sessions: int
     triggered: int
     processed: int
+    walked: int
     successes_after: Mapping[int, int]
     advantage_win: float
     advantage_lose: float
@@ -115,6 +117,7 @@ def keep_books(records: Sequence[SessionRecord], rewards: Sequence[float], succe
         successful_sessions=sum(before(*session) for session in zip(records, rewards, strict=True)),
         triggered=len(triggered),
         processed=sum(len(group) for group in triggered),
+        walked=sum(bool(record.walk) for record in records),
         successes_after=dict(sorted(Counter(sum(r > success_threshold for r in group) for group in after).items())),
         advantage_win=_mean(wins),
         advantage_lose=_mean(losses),
@@ -178,8 +181,10 @@ def table(books: Books) -> str:
         ("groups triggered per 1000", "150", _number(b.per_1000(b.triggered))),
         ("trigger rate", "15.00 %", _share(b.triggered, b.groups)),
         ("sessions processed per 1000", "1200", _number(b.per_1000(b.processed))),
+        ("  of these walked before one succeeded", "-", _share(b.walked, b.processed)),
         ("steps judged invalid per 1000", "8739", _number(b.per_1000(b.invalid))),
-        ("steps judged invalid per session", "7.28", _number(_ratio(b.invalid, b.processed))),
+        ("steps judged invalid per session processed", "7.28", _number(_ratio(b.invalid, b.processed))),
+        ("steps judged invalid per session walked", "-", _number(_ratio(b.invalid, b.walked))),
         ("extra calls per 1000, 3 x invalid", "26217", _number(b.per_1000(b.paper_calls))),
         ("extra calls per 1000, all of them", "-", _number(b.per_1000(sum(b.calls.values()) + b.failed_calls))),
     ]
