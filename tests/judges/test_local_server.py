@@ -29,7 +29,7 @@ def url() -> Iterator[str]:
     params = xllamacpp.CommonParams()
     params.model.path = str(next(Path(found.submodule_search_locations[0]).glob("*.gguf")))
     params.n_ctx, params.n_parallel, params.port, params.hostnames = CONTEXT, 1, 0, ["127.0.0.1"]
-    params.cpuparams.n_threads = 2
+    params.cpuparams.n_threads, params.cpuparams.poll = 1, 0  # threads that spin while they wait starve each other
     server = xllamacpp.Server(params)
     yield f"{server.listening_address}/v1"
 

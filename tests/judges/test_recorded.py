@@ -51,7 +51,7 @@ async def sessions(config: JudgeConfig, judge: Any) -> list[PeriodicSession]:
 def seen(run: PeriodicSession) -> Any:
     notes = [asdict(note) for note in run.record.reviews]
     for note in notes:
-        for key in ("judge", "detail", "judge_seconds", "judge_calls"):
+        for key in ("judge", "detail", "judge_seconds", "judge_calls", "calls_by_role"):
             del note[key]
     return text_of(run), notes, run.trajectory.authors()
 
