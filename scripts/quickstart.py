@@ -76,6 +76,7 @@ def train(args: argparse.Namespace, out: Path) -> int:
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": str(out / "metrics.jsonl"),
         "HF_HUB_OFFLINE": "1",
+        "RAY_worker_niceness": "0",  # Ray gives way to every other process otherwise
     }
     with (out / "train.log").open("w") as log:
         process = subprocess.Popen(

@@ -77,6 +77,7 @@ def train(
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "HF_HUB_OFFLINE": "1",
+        "RAY_worker_niceness": "0",  # Ray gives way to every other process otherwise
         "HYDRA_FULL_ERROR": "1",
         "RAY_DEDUP_LOGS": "0",
         **(environment or {}),
