@@ -47,6 +47,7 @@ def rows(authors: list[list[int]], rewards: list[float], controls: list[bool], i
     return Rows(
         uids=["a"] * len(authors),
         rewards=torch.tensor(rewards),
+        baseline_rewards=torch.tensor(rewards),
         old_log_probs=torch.full(tensor.shape, -2.0),
         mask=trained,
         authors=tensor,
