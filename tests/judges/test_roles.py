@@ -128,7 +128,7 @@ async def test_missing_evidence_is_an_error_of_the_judge(role, row):
     witness = Witness()
     judge = roles(witness, *(SEES_GOLD if role == name else NOTHING for name in ("review", "correct", "verify")))
     arguments = {"review": (), "correct": (2,), "verify": (2, "x")}[role]
-    with pytest.raises(JudgeError, match="ground_truth|reward_model") as caught:
+    with pytest.raises(JudgeError, match=r"ground_truth|reward_model") as caught:
         await getattr(judge, role)(question(sample={"id": 1, **row}), *arguments)
     assert caught.value.kind == "evidence"
     assert witness.seen[role] == []

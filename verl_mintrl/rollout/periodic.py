@@ -6,7 +6,6 @@ No verl and no Ray here: the policy is a :class:`Writer`, the judge a :class:`Ju
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -147,7 +146,6 @@ class PeriodicSession:
         )
         self.ledger.count_review()
         self.record.reviews.append(note)
-        started = time.monotonic()
         try:
             async with asyncio.timeout(self.shared.judge_config.session_deadline_s - self.judge_seconds):
                 proposal = await propose(
@@ -169,7 +167,6 @@ class PeriodicSession:
         except InterventionError as error:
             proposal, self.reviewing = None, False
             self.record.stop_run("config", str(error))
-        note.judge_seconds = time.monotonic() - started
         self.judge_seconds += note.judge_seconds
         if proposal is None:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,28 +68,32 @@ async def propose(
         JudgeError: a role gave no usable answer.
         InterventionError: the run cannot go on as configured.
     """
+    started = time.monotonic()
     try:
-        review = await judge.review(request)
-        spend(note, "validator", review.usage)
-        if review.verdict is Verdict.KEEP:
-            return None
-        assert review.step is not None  # checked by the guard around every judge
-        note.step, note.final, text = review.step, review.final, review.correction
-        if text is None:
-            correction = await judge.correct(request, review.step)
-            spend(note, "corrector", correction.usage)
-            text = correction.text
-        note.correction = text
-        if verify:
-            verification = await judge.verify(request, review.step, text)
-            spend(note, "verifier", verification.usage)
-            note.checks = {
-                "agrees": verification.agrees,
-                "leak_free": verification.leak_free,
-                "plausible": verification.plausible,
-            }
-            if not verification.accepted:
-                note.outcome, note.reason = Outcome.REJECTED, verification.reason
+        try:
+            review = await judge.review(request)
+            spend(note, "validator", review.usage)
+            if review.verdict is Verdict.KEEP:
+                return None
+            assert review.step is not None  # checked by the guard around every judge
+            note.step, note.final, text = review.step, review.final, review.correction
+            if text is None:
+                correction = await judge.correct(request, review.step)
+                spend(note, "corrector", correction.usage)
+                text = correction.text
+            note.correction = text
+            if verify:
+                verification = await judge.verify(request, review.step, text)
+                spend(note, "verifier", verification.usage)
+                note.checks = {
+                    "agrees": verification.agrees,
+                    "leak_free": verification.leak_free,
+                    "plausible": verification.plausible,
+                }
+                if not verification.accepted:
+                    note.outcome, note.reason = Outcome.REJECTED, verification.reason
+        finally:
+            note.judge_seconds = time.monotonic() - started  # scoring is the policy's servers' time
         proposal = await prepare(review.step, text, review.final)
     except InterventionError as error:
         kind = "exception"
@@ -121,7 +126,6 @@ def spend(note: ReviewRecord, role: str, usage: Usage | None) -> None:
     note.judge_prompt_tokens += usage.prompt_tokens
     note.judge_completion_tokens += usage.completion_tokens
     note.judge_cached_tokens += usage.cached_tokens
-    note.judge_seconds += usage.seconds
 
 
 @dataclass(frozen=True)
