@@ -121,6 +121,22 @@ def test_endings(steps, expected):
     assert ask(steps) is None
 
 
+@pytest.mark.parametrize(
+    ("steps", "correction"),
+    [
+        (["3 + 9 = 13"], "3 + 9 = 12"),
+        (["3 + 9 = 13", "13 + 5 = 18"], "3 + 9 = 12"),  # what came before was not put right
+        (["3 + 9 = 13", "13 + 5 = 18", "The answer is 18."], "The answer is 17."),
+        (["3 + 9 = 12", "12 + 5 = 18"], "12 + 5 = 17"),
+        (["3 + 9 = 13", "9 + 3 = 12"], None),
+    ],
+)
+def test_only_the_step_in_question_is_revised(steps, correction):
+    asked = ReviewRequest((), tuple(steps), False, sample={"extra_info": {"terms": [3, 9, 5]}}, focus=len(steps))
+    found = review(asked)
+    assert (found.step, found.correction) == ((len(steps), correction) if correction else (None, None))
+
+
 def test_endings_follow_the_question_and_need_a_goal():
     assert ask([], finished=True) is None
     assert ask("3 + 9 = 12|bye", terms=None, finished=True) is None

@@ -21,6 +21,9 @@ read as two equations, equations with letters, units or powers, and all equation
 brings in a number that is neither term nor result ("Adding 3 and 9 gives 12."), rule 2 is off from there on, for lack
 of certainty. Limit: a term taken apart without saying so (20 + 10 for 23 + 19) falls under rule 2.
 
+Where one step is in question (a walk over a failed response) only that one is revised; a harmful one before it, whose
+correction was not used, counts as not written.
+
 A correction is the step up to the flagged equation, with that equation replaced in place and nothing after it.
 """
 
@@ -72,7 +75,7 @@ def review(request: ReviewRequest) -> Review:
     chain = _Chain(_goal(request), request)
     for number, text in enumerate(request.steps, 1):
         correction = chain.read(text)
-        if correction is not None:
+        if correction is not None and request.focus in (None, number):
             return Review.revise(number, correction, final=bool(_ANSWER.search(correction)))
     if request.finished and request.steps:
         ending = chain.missing_ending(request.steps[-1])
