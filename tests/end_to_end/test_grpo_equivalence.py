@@ -1,4 +1,7 @@
-"""With the trigger ``never`` and verl's estimator the plugin's trainer is stock GRPO, to the last bit."""
+"""Where nothing is intervened on, the presets with verl's estimator are stock GRPO, to the last bit.
+
+``grpo`` never intervenes; ``rti`` does, but every recorded group has a success.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,21 @@ STEPS, PROMPTS, N = 3, 4, 4
 INCOMPARABLE = ("timing", "perf/", "intervention/")
 
 
-def run(folder: Path, overrides: dict[str, object]) -> Run:
-    return train(folder, overrides, environment={FILE: str(folder.parent / "rollouts.json")})
+def run(folder: Path, overrides: dict[str, object], recipe: str = "grpo") -> Run:
+    return train(folder, overrides, recipe, environment={FILE: str(folder.parent / "rollouts.json")})
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny_model, sums) -> tuple[Run, Run]:
-    """Stock trainer and manager, then ours, on the same rollouts."""
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("grpo")
     record(folder / "rollouts.json", STEPS, PROMPTS, N)
-    loops = folder / "agent_loops.yaml"
-    loops.write_text(yaml.safe_dump([{"name": "replay", "_target_": "replay.Replay"}]))
-    common = {
+    (folder / "agent_loops.yaml").write_text(yaml.safe_dump([{"name": "replay", "_target_": "replay.Replay"}]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def common(folder, tiny_model, sums) -> dict[str, object]:
+    return {
         "actor_rollout_ref.model.path": tiny_model,
         "data.train_files": sums,
         "data.val_files": sums,
@@ -40,14 +46,30 @@ def runs(tmp_path_factory, tiny_model, sums) -> tuple[Run, Run]:
         "actor_rollout_ref.actor.optim.lr": "1e-3",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
         "actor_rollout_ref.rollout.agent.default_agent_loop": "replay",
-        "actor_rollout_ref.rollout.agent.agent_loop_config_path": loops,
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": folder / "agent_loops.yaml",
         "trainer.v1.sampler.custom_sampler.path": "pkg://replay",
         "trainer.v1.sampler.custom_sampler.name": "InOrder",
         "trainer.total_training_steps": STEPS,
         "trainer.save_freq": 1,
     }
-    stock = {"trainer.v1.trainer_mode": "sync", "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "null"}
-    return run(folder / "stock", common | stock), run(folder / "ours", common)
+
+
+@pytest.fixture(scope="module")
+def stock(folder, common) -> Run:
+    """verl's own trainer and manager."""
+    manager = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    return run(folder / "stock", common | {"trainer.v1.trainer_mode": "sync", manager: "null"})
+
+
+@pytest.fixture(scope="module", params=["grpo", "rti"])
+def ours(request, folder, common) -> Run:
+    """The same rollouts."""
+    return run(folder / request.param, common, request.param)
+
+
+@pytest.fixture
+def runs(stock, ours) -> tuple[Run, Run]:
+    return stock, ours
 
 
 def parameters(run: Run, step: int) -> dict[str, torch.Tensor]:
@@ -82,9 +104,11 @@ def test_metrics_are_equal(runs):
         assert 0 < expected["critic/score/mean"] < 1
 
 
-def test_ours_reports_that_nothing_was_intervened(runs):
-    _, ours = runs
+def test_ours_reports_that_nothing_was_intervened(ours):
+    watching = ours.log.parent.name == "rti"
     for row in ours.rows:
-        assert row["intervention/active"] == row["intervention/sessions_treated"] == 0
+        assert row["intervention/active"] == watching
+        assert row["intervention/sessions_treated"] == row["intervention/reviews"] == 0
+        assert row.get("intervention/trigger_rate") == (0 if watching else None)
         assert row["intervention/effective_rows"] == PROMPTS * N
         assert all(math.isfinite(value) for name, value in row.items() if name.startswith("intervention/"))
