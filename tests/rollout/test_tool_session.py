@@ -185,7 +185,7 @@ async def walk(run: Any, shared: Reviewing) -> tuple[Any, Any, list[ReviewRecord
 
 
 async def test_wrong_call_is_replaced_and_tools_answer_anew(tokenizer: PreTrainedTokenizerFast) -> None:
-    policy, run, shared = setting(tokenizer, lambda a, b: str(a + b), gold)
+    _policy, run, shared = setting(tokenizer, lambda a, b: str(a + b), gold)
     session, ended, notes = await walk(run, shared)
     assert session.reward == 0 and ended.reward == 1
     assert list(session.steps) == [call(3, 8), call(11, 5), "The answer is 16."]
@@ -219,7 +219,7 @@ async def test_tool_that_answers_differently_is_a_counted_mismatch(tokenizer: Pr
     def late(request: ReviewRequest) -> Review | None:
         return Review.revise(2, call(20, 5)) if request.focus == 2 else None
 
-    policy, run, shared = setting(tokenizer, lambda a, b: str(a + b + next(noise)), late)
+    _policy, run, shared = setting(tokenizer, lambda a, b: str(a + b + next(noise)), late)
     session, ended, notes = await walk(run, shared)
     assert ended is session
     assert [(n.outcome, n.reason) for n in notes] == [

@@ -128,15 +128,19 @@ def _groups(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
                 "is true without control sessions.",
                 "Set intervention.control.size to at least 1, or this key to false.",
             )
-        if _get(config, "reward.reward_model.enable", False) and not _get(
-            config, "reward.reward_model.enable_resource_pool", False
-        ):
-            yield Finding(
-                "reward.reward_model.enable",
-                "is true without a resource pool of its own: rewards are computed after sampling, too late to know "
-                "whether the control sessions failed.",
-                "Set reward.reward_model.enable_resource_pool to true, or intervention.only_if_control_fails to false.",
-            )
+        yield from _reward_in_time(config, "the control sessions", "intervention.only_if_control_fails to false")
+
+
+def _reward_in_time(config: DictConfig, who: str, otherwise: str) -> Iterator[Finding]:
+    """Rewards must exist while sampling where the rollout depends on them."""
+    model = "reward.reward_model"
+    if _get(config, f"{model}.enable", False) and not _get(config, f"{model}.enable_resource_pool", False):
+        yield Finding(
+            f"{model}.enable",
+            "is true without a resource pool of its own: rewards are computed after sampling, too late to know whether "
+            f"{who} failed.",
+            f"Set {model}.enable_resource_pool to true, or {otherwise}.",
+        )
 
 
 def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
@@ -204,15 +208,7 @@ def _sampled_plainly(config: DictConfig) -> bool:
 
 
 def _group_failure(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
-    if _get(config, "reward.reward_model.enable", False) and not _get(
-        config, "reward.reward_model.enable_resource_pool", False
-    ):
-        yield Finding(
-            "reward.reward_model.enable",
-            "is true without a resource pool of its own: rewards are computed after sampling, too late to know "
-            "whether a group failed.",
-            "Set reward.reward_model.enable_resource_pool to true.",
-        )
+    yield from _reward_in_time(config, "a group", "intervention.trigger to periodic")
     if node.only_if_control_fails:
         yield Finding(
             "intervention.only_if_control_fails",
