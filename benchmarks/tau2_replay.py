@@ -107,6 +107,7 @@ def report(findings: Findings, tasks: int, seed: int) -> str:
     row("  past repair by the right turn after it", [[r.irreversible for r in c] for c in columns.values()])
     row("located", [[r.located for r in c] for c in columns.values()])
     row("corrected", [[r.corrected for r in c] for c in columns.values()])
+    row("databases changed before the mistake", [[r.moved for r in c] for c in columns.values()])
     for mode in MODES:
         row(f"databases restored exactly, {mode}", [[r.restored[mode] for r in c] for c in columns.values()])
         row(f"final reward 1, {mode}", [[r.rescued[mode] for r in c] for c in columns.values()])

@@ -146,6 +146,7 @@ class Result:
     Attributes:
         located: the first step found harmful is the one with the mistake.
         corrected: the golden turn stands there now.
+        moved: the databases had changed since the beginning before that step, so that restoring them takes more than a reset.
         restored: by mode, the databases before that step hash to what they did in the original run.
         rescued: by mode, the reward is 1 at the end.
         calls: by role, replay mode.
@@ -158,6 +159,7 @@ class Result:
     irreversible: bool
     located: bool = False
     corrected: bool = False
+    moved: bool = False
     restored: dict[str, bool] = field(default_factory=dict)
     rescued: dict[str, bool] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
@@ -183,6 +185,7 @@ async def examine(case: Case) -> Result:
         result.rescued[mode] = walked.ended.reward == 1.0
         result.lost[mode] = sum(note.reason in ("replay", "environment") for note in walked.notes)
         if mode == "replay":
+            result.moved = before != started.made[0].trace[0]
             result.located = bool(found) and found[0].step == at + 1
             result.corrected = bool(inserted) and (inserted[0].step, inserted[0].correction) == (
                 at + 1,
