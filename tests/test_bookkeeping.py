@@ -128,3 +128,10 @@ def test_table_puts_the_papers_numbers_beside_ours(books):
     assert "40.89 %" in row["rejected by the verifier"] and "25.00 % (1/4)" in row["rejected by the verifier"]
     assert "26217" in row["extra calls per 1000, 3 x invalid"]
     assert "2.475 / -0.354" in row["A_win / A_lose"].split("(k=1)")[1]
+
+
+@pytest.mark.parametrize(("writing", "shown"), [(0.0, "-"), (3.0, "25.00 %")])
+def test_waiting_is_a_share_only_where_the_policys_time_was_measured(writing, shown):
+    records, rewards = failed_group("a", [[note(Outcome.KEPT, calls="v", judge_seconds=1.0)]])
+    records[0].generate_seconds = writing
+    assert table(keep_books(records, rewards)).splitlines()[-1].endswith(f"  {shown}")

@@ -207,7 +207,7 @@ def table(books: Books) -> str:
             "-",
             f"{_number(b.per_1000(b.prompt_tokens))} / {_number(b.per_1000(b.completion_tokens))}",
         ),
-        ("time waiting for judges", "-", _share(b.judge_seconds, b.judge_seconds + b.generate_seconds)),
+        ("time waiting for judges", "-", _waiting(b)),
     ]
     names, paper = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     lines = [f"{'per 1000 groups':<{names}}  {'paper':>{paper}}  here"]
@@ -225,6 +225,11 @@ def _share(part: float, whole: float) -> str:
         return "-"
     counts = f" ({part}/{whole})" if isinstance(part, int) and isinstance(whole, int) else ""
     return f"{100 * part / whole:.2f} %{counts}"
+
+
+def _waiting(books: Books) -> str:
+    """Says nothing where the policy's time was not measured."""
+    return _share(books.judge_seconds, books.judge_seconds + books.generate_seconds if books.generate_seconds else 0)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
