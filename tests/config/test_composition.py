@@ -34,14 +34,14 @@ def test_there_are_recipes_and_presets():
 @pytest.mark.parametrize("overrides", [(), ("+platform=cpu",)], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
 def test_recipe_composes_and_is_valid(recipe, overrides):
-    if recipe == "quickstart":
+    if recipe.startswith("quickstart"):
         overrides = ()  # has the platform in its defaults list
     config = compose_recipe(recipe, *overrides)
     validate(config)
     assert OmegaConf.missing_keys(config) == OmegaConf.missing_keys(compose_stock()) - {
         "actor_rollout_ref.rollout.name"
     }
-    on_cpu = bool(overrides) or recipe == "quickstart"
+    on_cpu = bool(overrides) or recipe.startswith("quickstart")
     assert (config.trainer.device == "cpu") is on_cpu
     assert (config.actor_rollout_ref.rollout.get("enable_sleep_mode", True) is False) is on_cpu
 
@@ -86,7 +86,7 @@ def test_preset_keeps_its_promise(preset):
     ) == PROMISES[preset]
 
 
-@pytest.mark.parametrize("recipe", [name for name in ALL_RECIPES if name != "quickstart"])
+@pytest.mark.parametrize("recipe", [name for name in ALL_RECIPES if not name.startswith("quickstart")])
 def test_recipe_is_its_preset_and_nothing_else(recipe):
     ours = compose_recipe(recipe)
     preset = compose_recipe("grpo", f"intervention={recipe}")

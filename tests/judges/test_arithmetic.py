@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from injection_corpus import CORPUS
 
+from verl_mintrl.judges import arithmetic
 from verl_mintrl.judges.arithmetic import review
 from verl_mintrl.judges.expressions import read
 from verl_mintrl.judges.parsing import check_review
@@ -297,3 +298,20 @@ def test_values_agree_with_python():
         expression = stretch.sides[0].expression
         assert sum(expression.addends) == prod(expression.factors) == expression.value
         assert not re.search("[a-z]", text)
+
+
+def test_roles_of_the_checker_agree_with_each_other():
+    steps = ("3 + 9 = 12", "12 + 5 = 18", "The answer is 18.")
+    request = ReviewRequest(
+        problem=({"role": "user", "content": "Add 3 + 9 + 5."},),
+        steps=steps[:2],
+        finished=False,
+        sample={"extra_info": {"terms": [3, 9, 5]}},
+        focus=2,
+    )
+    text = arithmetic.correct(request, 2)
+    assert text == "12 + 5 = 17"
+    assert arithmetic.verify(request, 2, text).accepted
+    assert arithmetic.verify(request, 2, "12 + 5 = 19").reason == "disagrees"
+    assert arithmetic.verify(request, 2, text + " because " * 50).reason == "implausible"
+    assert arithmetic.correct(request, 1) == "", "a right step has no correction, which is a judge error"

@@ -31,13 +31,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Integral
 
 from verl_mintrl.judges.expressions import Expression, Stretch, is_finite_decimal, read, write
-from verl_mintrl.judges.protocol import Review, ReviewRequest
+from verl_mintrl.judges.protocol import Review, ReviewRequest, Verdict, Verification
 
 MAX_STEP_CHARS = 10_000  # of a step that are read
 MAX_TERMS = 64
@@ -82,6 +82,23 @@ def review(request: ReviewRequest) -> Review:
         if ending is not None:
             return Review.revise(len(request.steps), ending, final=bool(_ANSWER.search(ending)))
     return Review.keep()
+
+
+def correct(request: ReviewRequest, step: int) -> str:
+    """The Corrector's part of :func:`review`: its text for ``step``; empty, which is a judge error, where it has none."""
+    answer = review(replace(request, focus=step))
+    return answer.correction or ""
+
+
+def verify(request: ReviewRequest, step: int, correction: str) -> Verification:
+    """An exact Verifier: the rewrite agrees if, in the place of ``step``, it is not harmful itself.
+
+    Evidence plays no part in :func:`review`, so nothing can leak; plausible is a rewrite of at most twice the step's length.
+    """
+    steps = (*request.steps[: step - 1], correction)
+    agrees = review(replace(request, steps=steps, finished=False, focus=step)).verdict is Verdict.KEEP
+    plausible = len(correction) <= max(40, 2 * len(request.steps[step - 1]))
+    return Verification(agrees=agrees, leak_free=True, plausible=plausible)
 
 
 class _Chain:

@@ -26,7 +26,7 @@ _Question = tuple[int, int, int, str]  # global step, session, attempt, hash
 
 def question_id(request: ReviewRequest) -> str:
     """Hash of what a request asks about: the problem, the steps shown, whether they are all, and the one in question."""
-    content = [request.problem, request.steps, request.finished, request.focus]
+    content = [request.problem, request.steps, request.observations, request.finished, request.focus]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

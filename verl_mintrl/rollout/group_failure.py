@@ -136,12 +136,13 @@ class GroupFailure:
         except (ConfigError, DataError) as error:
             record.stop_run("reward" if isinstance(error, DataError) else "config", str(error))
             return session
-        except (
-            Exception
-        ) as error:  # the policy's servers failed under an edited session: it is given up, the original is not
+        except Exception as error:  # the policy's servers failed under an edited session: only the edit is given up
             logger.exception("walk over session %s of uid %s ended early", record.session_id, record.uid)
             record.walk_error = f"{type(error).__name__}: {error}"
             return session
+        finally:
+            if isinstance(session, TextSession):
+                record.generate_seconds += session.means.writer.seconds
         if ended is not session:
             record.reward_after = ended.reward
         return ended

@@ -94,7 +94,12 @@ async def propose(
                     note.outcome, note.reason = Outcome.REJECTED, verification.reason
         finally:
             note.judge_seconds = time.monotonic() - started  # scoring is the policy's servers' time
-        proposal = await prepare(review.step, text, review.final)
+        try:
+            proposal = await prepare(review.step, text, review.final)
+        except JudgeError:
+            if note.outcome == Outcome.REJECTED:  # only its perplexity was still wanted
+                return None
+            raise
     except InterventionError as error:
         kind = "exception"
         if isinstance(error, JudgeError):

@@ -26,6 +26,14 @@ class Chunk:
 
 
 class Writer(Protocol):
+    """The policy.
+
+    Attributes:
+        seconds: time spent waiting for it so far.
+    """
+
+    seconds: float
+
     async def write(self, prefix: Sequence[int], limit: int, stop: Sequence[str] = ()) -> Chunk:
         """Continue ``prefix`` by at most ``limit`` >= 1 tokens, or until one of ``stop`` was written."""
         ...
