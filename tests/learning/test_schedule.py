@@ -1,9 +1,8 @@
-import math
 
 import pytest
 
-from verl_mintrl.errors import ConfigError, DataError
-from verl_mintrl.learning.schedule import Schedule, StopWhen
+from verl_mintrl.errors import ConfigError
+from verl_mintrl.learning.schedule import Schedule
 
 
 def test_without_a_stop_it_never_ends():
@@ -41,34 +40,3 @@ def test_share_never_rises_and_stays_in_range(decay):
 def test_impossible_schedules_name_their_key(args, key):
     with pytest.raises(ConfigError, match=f"intervention.schedule.{key}"):
         Schedule(*args)
-
-
-def test_stop_when_needs_consecutive_updates_and_is_final():
-    stop = StopWhen(threshold=0.1, updates=3)
-    assert [stop.observe(value) for value in (0.05, 0.05, 0.1, 0.0, 0.0)] == [False] * 5
-    assert stop.observe(0.0)
-    assert stop.observe(1.0)
-
-
-def test_updates_without_a_measurement_neither_count_nor_break_the_run():
-    stop = StopWhen(threshold=0.0, updates=2)
-    assert [stop.observe(value) for value in (-0.1, None, math.nan, -0.1)] == [False, False, False, True]
-
-
-def test_stop_when_resumes_where_it_was():
-    first, second = StopWhen(0.1, 2), StopWhen(0.1, 2)
-    first.observe(0.0)
-    second.load_state_dict(first.state_dict())
-    assert second.observe(0.0)
-    third = StopWhen(-1.0, 2)
-    third.load_state_dict(second.state_dict())
-    assert third.stopped
-    with pytest.raises(DataError, match="stop_when"):
-        third.load_state_dict({"below": 1})
-
-
-def test_stop_when_checks_its_settings():
-    with pytest.raises(ConfigError, match=r"stop_when\.updates"):
-        StopWhen(0.1, 0)
-    with pytest.raises(ConfigError, match=r"stop_when\.threshold"):
-        StopWhen(math.nan, 1)

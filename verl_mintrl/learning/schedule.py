@@ -1,16 +1,15 @@
-"""When to intervene: a schedule computed from the step, and a stop that depends on what was measured.
+"""When to intervene: a schedule computed from the step.
 
-Source: arXiv 2609.12419 intervenes during the first 200 of 500 updates. ``decay`` and :class:`StopWhen` are ours [inf].
+Source: arXiv 2609.12419 intervenes during the first 200 of 500 updates. ``decay`` is ours [inf].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from verl_mintrl.errors import ConfigError, DataError
+from verl_mintrl.errors import ConfigError
 
 Decay = Literal["none", "linear", "cosine"]
 
@@ -61,55 +60,3 @@ class Schedule:
     def active(self, step: int) -> bool:
         """Whether any session may be intervened on at this step."""
         return self.share(step) > 0
-
-
-@dataclass
-class StopWhen:
-    """Stops interventions for good once a measurement stayed below a threshold for some consecutive updates.
-
-    Attributes:
-        threshold: in the units of what is measured (trigger rate: share of groups; rescue gain: reward).
-        updates: consecutive updates below it that stop, >= 1.
-
-    Raises:
-        ConfigError: ``updates`` < 1 or a threshold that is not finite.
-    """
-
-    threshold: float
-    updates: int
-    below: int = field(default=0, init=False)
-    stopped: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise ConfigError(f"intervention.schedule.stop_when.updates is {self.updates}, expected >= 1.")
-        if not math.isfinite(self.threshold):
-            raise ConfigError(
-                f"intervention.schedule.stop_when.threshold is {self.threshold}, expected a finite number."
-            )
-
-    def observe(self, value: float | None) -> bool:
-        """Take the measurement of one update; returns whether interventions are stopped.
-
-        ``None`` or NaN says that the update measured nothing: it neither counts nor breaks the run of updates.
-        """
-        if not self.stopped and value is not None and not math.isnan(value):
-            self.below = self.below + 1 if value < self.threshold else 0
-            self.stopped = self.below >= self.updates
-        return self.stopped
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
-        return {"below": self.below, "stopped": self.stopped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`. A run that had stopped stays stopped, whatever the threshold is now.
-
-        Raises:
-            DataError: the state was not written by :meth:`state_dict`.
-        """
-        if set(state) != {"below", "stopped"}:
-            raise DataError(
-                f"the saved state of schedule.stop_when has keys {sorted(state)}, expected below and stopped."
-            )
-        self.below, self.stopped = int(state["below"]), bool(state["stopped"])
