@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="quickstart", help="name of a recipe in recipes/")
     parser.add_argument("--model", type=Path, default=ROOT / ".cache" / "smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "quickstart", help="replaced if it exists")
+    parser.add_argument("--out", type=Path, help="default: runs/<recipe>; an earlier run there is replaced")
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument(
         "overrides", nargs="*", help="further Hydra overrides, e.g. intervention.only_if_control_fails=false"
@@ -43,9 +43,12 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.model / "config.json").is_file():
         sys.exit(f"quickstart: no model at {args.model}; run scripts/quickstart.sh, which prepares it.")
-    out = args.out.resolve()
+    out = (args.out or ROOT / "runs" / args.recipe).resolve()
+    if out.exists() and any(out.iterdir()) and not (out / "train.log").is_file():
+        sys.exit(f"quickstart: {out} is not empty and holds no earlier run (no train.log); name another --out.")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training is ended too
     for name, size, seed in (("train", 128, 0), ("val", 16, 1_000_000)):
         pandas.DataFrame(arithmetic.rows(size, seed)).to_parquet(out / f"{name}.parquet")
     started = time.monotonic()
@@ -108,8 +111,12 @@ def watch(process: subprocess.Popen, out: Path, updates: int) -> None:
                 )
             elif not rows:
                 log = (out / "train.log").read_text(errors="replace")
-                bar.set_postfix_str(next((name for text, name in reversed(STAGES) if text in log), "starting"), refresh=False)
-            if sys.stderr.isatty() or bar.postfix != shown or ended:  # a log file gets a line per change, not per second
+                bar.set_postfix_str(
+                    next((name for text, name in reversed(STAGES) if text in log), "starting"), refresh=False
+                )
+            if (
+                sys.stderr.isatty() or bar.postfix != shown or ended
+            ):  # a log file gets a line per change, not per second
                 bar.refresh()
                 shown = bar.postfix
             if ended:

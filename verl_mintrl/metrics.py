@@ -94,7 +94,7 @@ def rollout_metrics(
         insertions = sum(review.inserted is not None for record in intervened for review in record.reviews)
         metrics["insertions_per_intervened_session"] = insertions / len(intervened)
     for name, chosen in (
-        ("control", [r.role == Role.CONTROL for r in records]),
+        ("control", [r.role == Role.CONTROL and not r.replaced for r in records]),
         ("treated", [r.role == Role.TREATED and not r.gated_off for r in records]),
         ("intervened", [r.intervened for r in records]),
     ):
@@ -158,14 +158,19 @@ def rescue_gain(records: Sequence[SessionRecord], rewards: Sequence[float]) -> f
     """
     controls: dict[str, list[float]] = {}
     for record, reward in zip(records, rewards, strict=True):
-        if record.role == Role.CONTROL and not record.masked:
+        if _is_control(record):
             controls.setdefault(record.uid, []).append(reward)
     gains = [
         reward - float(np.mean(controls[record.uid]))
         for record, reward in zip(records, rewards, strict=True)
-        if record.role != Role.CONTROL and not record.masked and record.uid in controls
+        if not _is_control(record) and not record.masked and record.uid in controls
     ]
     return float(np.mean(gains)) if gains else None
+
+
+def _is_control(record: SessionRecord) -> bool:
+    """An edited session that replaced a control session is none any more."""
+    return record.role == Role.CONTROL and not record.masked and not record.replaced
 
 
 def learning_metrics(

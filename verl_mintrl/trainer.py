@@ -1,27 +1,30 @@
-"""verl adapter: the trainer ``trainer.v1.trainer_mode: intervention_sync``.
+"""verl adapter: the trainers ``trainer.v1.trainer_mode: intervention_sync`` and ``intervention_colocate_async``.
 
-Leans on ``verl.trainer.ppo.v1``: ``PPOTrainerSync`` (``_build_replay_buffer``, ``_init_dataloader``, ``_compute_old_log_prob``,
-``_compute_advantage``, ``_update_actor``, ``_log_rollout_data``, ``fit``), ``register_trainer``; ``transfer_queue.kv_batch_get``
-and ``kv_batch_put``; ``verl.workers.utils.padding.response_to_nested``; ``verl.utils.debug.metrics.calculate_debug_metrics``.
+Lean on ``verl.trainer.ppo.v1``: ``PPOTrainerSync``, ``PPOTrainerColocateAsync`` and, of their base, ``_build_replay_buffer``,
+``_init_dataloader``, ``_compute_old_log_prob``, ``_compute_advantage``, ``_update_actor``, ``_log_rollout_data``, ``fit``;
+``register_trainer``; ``transfer_queue.kv_batch_get`` and ``kv_batch_put``; ``verl.workers.utils.padding.response_to_nested``;
+``verl.utils.debug.metrics.calculate_debug_metrics``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from verl.protocol import DataProto
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.workers.utils.padding import response_to_nested
 
-from verl_mintrl.config.validate import LOSS_MODE, check_dataset, validate
+from verl_mintrl.config.validate import LOSS_MODE, check_columns, check_dataset, validate
 from verl_mintrl.errors import InterventionError
 from verl_mintrl.learning.loss import finish_metrics
 from verl_mintrl.learning.targets import Rows, Targets, build_targets
@@ -37,19 +40,25 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL = 0.2
 
 
-@register_trainer("intervention_sync")
-class InterventionTrainerSync(PPOTrainerSync):
-    """``PPOTrainerSync`` that turns authors and control rewards into advantages, anchor and token weights."""
+class InterventionTrainer(PPOTrainer):
+    """What every trainer of ours adds to a stock one: authors and control rewards become advantages, anchor and weights.
+
+    Attributes:
+        stock_mode: name under which verl knows the trainer this one extends.
+    """
+
+    stock_mode: ClassVar[str]
 
     def __init__(self, config: Any) -> None:
         self.intervention = validate(config)
+        self._judge_calls, self._judge_errors = 0, Counter[str]()
         self.regression = config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
         super().__init__(config)
 
     def _build_replay_buffer(self):
         # verl compares this string in six places, and read parameter_sync_step under our name just before
-        self.trainer_mode = "sync"
-        self.parameter_sync_step = self.config.trainer.v1.get("sync", {}).get("parameter_sync_step", 1)
+        self.trainer_mode = self.stock_mode
+        self.parameter_sync_step = self.config.trainer.v1.get(self.stock_mode, {}).get("parameter_sync_step", 1)
         replay_buffer = super()._build_replay_buffer()
         replay_buffer.poll_interval = POLL_INTERVAL
         return replay_buffer
@@ -59,6 +68,7 @@ class InterventionTrainerSync(PPOTrainerSync):
         check_dataset(
             list(self.train_dataset.dataframe.column_names), self.train_dataset[0], self.config, self.intervention
         )
+        check_columns(list(self.val_dataset.dataframe.column_names), "data.val_files")
 
     def fit(self, agent_loop_manager: Any) -> None:
         with Manifest(self.config, Path(self.config.trainer.default_local_dir) / "manifest.json"):
@@ -179,7 +189,7 @@ class InterventionTrainerSync(PPOTrainerSync):
             mask=padded["response_mask"].bool(),
             authors=_aligned(data["authors"], batch, lengths, fill=int(Author.ENVIRONMENT)),
             weights=_aligned(data["token_weights"], batch, lengths, fill=1.0),
-            is_control=torch.tensor([r is not None and r.role == Role.CONTROL for r in records]),
+            is_control=torch.tensor([r is not None and r.role == Role.CONTROL and not r.replaced for r in records]),
             included=torch.tensor([r is not None and not r.masked for r in records]),
         )
         return rows, nested_mask
@@ -198,13 +208,18 @@ class InterventionTrainerSync(PPOTrainerSync):
         message = next((record.fatal for record in records if record.fatal), "")
         hint = ""  # a fatal record brings its own
         calls, errors = judge_counts(records)
+        self._judge_calls += calls
+        self._judge_errors += errors
         judge = self.intervention.judge
-        if not message and calls >= judge.min_calls and errors.total() / calls > judge.max_error_rate:
-            message = (
-                f"{errors.total()} of {calls} judge calls failed at step {self.global_steps} ({dict(errors)}); "
-                f"intervention.judge.max_error_rate is {judge.max_error_rate}."
-            )
-            hint = "repair the judge, or raise intervention.judge.max_error_rate."
+        if self._judge_calls >= judge.min_calls:  # counted over as many updates as it takes
+            failed, asked = self._judge_errors, self._judge_calls
+            self._judge_calls, self._judge_errors = 0, Counter()
+            if not message and failed.total() / asked > judge.max_error_rate:
+                message = (
+                    f"{failed.total()} of {asked} judge calls failed up to step {self.global_steps} ({dict(failed)}); "
+                    f"intervention.judge.max_error_rate is {judge.max_error_rate}."
+                )
+                hint = "repair the judge, or raise intervention.judge.max_error_rate."
         if message:
             if directory := self.config.trainer.get("rollout_data_dir", None):
                 self._dump_trajectories(batch, directory)
@@ -240,6 +255,20 @@ class InterventionTrainerSync(PPOTrainerSync):
             rows.append(row)
         rows.sort(key=lambda row: (row["uid"], row["session_id"]))
         write_jsonl(Path(rollout_data_dir) / "trajectories" / f"{self.global_steps}.jsonl", rows)
+
+
+@register_trainer("intervention_sync")
+class InterventionTrainerSync(InterventionTrainer, PPOTrainerSync):
+    """``PPOTrainerSync`` with interventions."""
+
+    stock_mode = "sync"
+
+
+@register_trainer("intervention_colocate_async")
+class InterventionTrainerColocateAsync(InterventionTrainer, PPOTrainerColocateAsync):
+    """``PPOTrainerColocateAsync`` with interventions; a session may span an exchange of weights."""
+
+    stock_mode = "colocate_async"
 
 
 def _plain(value: Any) -> Any:

@@ -69,11 +69,21 @@ CONFLICTS = {
         "intervention.judge.evidence",
         "none, rubric or gold",
     ),
+    "segmenter that does not exist": (
+        {"intervention.review.segmenter": "parragraph"},
+        "intervention.review.segmenter",
+        "did you mean 'paragraph'",
+    ),
+    "misspelt loss": (
+        {"actor_rollout_ref.actor.policy_loss.loss_mode": "intervention_regresion"},
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "intervention_regression",
+    ),
     "steps of an unknown segmenter": (
         {
             "intervention.review.every_tokens": None,
             "intervention.review.every_steps": 1,
-            "intervention.review.segmenter": "package.module:steps",
+            "intervention.review.segmenter": "verl_mintrl.trajectory.steps:paragraphs",
         },
         "intervention.review.every_steps",
         "intervention.review.every_tokens",

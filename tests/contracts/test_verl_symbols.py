@@ -34,6 +34,8 @@ SYMBOLS = {
     f"{V1}.trainer_base:register_trainer(name)": "verl_mintrl.trainer",
     f"{V1}.trainer_base:get_trainer_cls(name)": "trainer.v1.trainer_mode: intervention_sync",
     f"{V1}.trainer_sync:PPOTrainerSync(config)": "verl_mintrl.trainer",
+    f"{V1}.trainer_colocate_async:PPOTrainerColocateAsync(config)": "verl_mintrl.trainer",
+    "verl.workers.rollout.utils:get_max_position_embeddings(hf_config)": "verl_mintrl.rollout.worker",
     f"{TRAINER}._build_replay_buffer(self)": "verl_mintrl.trainer, which sets trainer_mode there",
     f"{TRAINER}._init_dataloader(self)": "verl_mintrl.trainer, which checks train_dataset after it",
     f"{TRAINER}._compute_old_log_prob(self, batch, metrics)": "verl_mintrl.trainer",
@@ -252,12 +254,12 @@ def test_overrides():
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
     from verl_mintrl.rollout.worker import InterventionAgentLoopWorker
-    from verl_mintrl.trainer import InterventionTrainerSync
+    from verl_mintrl.trainer import InterventionTrainer
 
     worker = resolve(WORKER_TQ)
     for ours, theirs, names in (
         (
-            InterventionTrainerSync,
+            InterventionTrainer,
             PPOTrainerSync,
             "_build_replay_buffer _init_dataloader fit _compute_old_log_prob _compute_advantage _update_actor "
             "_log_rollout_data",

@@ -139,3 +139,15 @@ def test_treated_sessions_are_measured_against_control_sessions(vcv_regression):
         assert value(row, "success_treated") == value(row, "rescue_gain") == value(row, "advantage_intervened") == 1
         assert value(row, "bonus") > 0
         assert row["actor/regression/drift_abs_min"] < 1e-4
+
+
+def test_colocated_async_trainer_scores_and_weighs_too(tmp_path, tiny_model, sums):
+    """Its server client drops prompt log-probs; scoring goes past it."""
+    mode = {"trainer.v1.trainer_mode": "intervention_colocate_async", "trainer.total_training_steps": 2}
+    run = corrected(tmp_path, "rti", tiny_model, sums, **mode)
+    assert [row["training/global_step"] for row in run.rows] == [1, 2]
+    for row in run.rows:
+        assert value(row, "trigger_rate") == value(row, "rescue_rate") == 1
+        assert 1 - EPS_CAL <= value(row, "inserted_weight") <= 1 + EPS_CAL
+        assert value(row, "ppl_correction_p50") > 1
+        assert 0 < row["actor/grad_norm"] < math.inf

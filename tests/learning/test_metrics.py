@@ -181,3 +181,16 @@ def test_bonus_of_a_failed_session_is_reported_with_its_flip():
 def test_metrics_are_plain_finite_numbers():
     metrics = rollout_metrics(everything(), [True] * 7, [1.0] * 7)
     assert all(type(value) is float and math.isfinite(value) for value in metrics.values())
+
+
+def test_a_replaced_control_session_is_no_control_any_more():
+    """Trigger group_failure with the control estimator: the baseline stays what the policy reached alone."""
+    records = [
+        SessionRecord("a", i, 1, role="control" if i < 2 else "policy", triggered=True, reward_before=0.0)
+        for i in range(4)
+    ]
+    records[0].replaced, records[0].reward_after = True, 1.0
+    metrics = rollout_metrics(records, [True, False, False, False], [1.0, 0.0, 0.0, 0.0])
+    assert metrics["intervention/rescue_rate"] == 1
+    assert metrics["intervention/success_control"] == 0
+    assert rescue_gain(records, [1.0, 0.0, 0.0, 0.0]) == pytest.approx(1 / 3)

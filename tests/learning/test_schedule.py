@@ -1,4 +1,3 @@
-
 import pytest
 
 from verl_mintrl.errors import ConfigError

@@ -268,7 +268,7 @@ async def test_too_many_judge_errors_stop_the_run(roll, learn, limits, stops):
     }
     done = await roll(changes)
     if stops:
-        with pytest.raises(InterventionError, match=r"1 of 2 judge calls failed at step 1.*max_error_rate is 0\.4"):
+        with pytest.raises(InterventionError, match=r"1 of 2 judge calls failed up to step 1.*max_error_rate is 0\.4"):
             learn(done)
         assert len(read_dump(done.config, 1)) == N
     else:

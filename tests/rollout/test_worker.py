@@ -134,8 +134,11 @@ async def test_a_failing_control_session_does_not_hang_the_others(roll, failing)
         return 0.0
 
     done = await roll(GATED, rewards=Rewards(score))
-    assert done.status == "failure"
-    assert [record.session_id for record in done.records] == [i for i in range(N) if i not in failing]
+    assert done.status == "finished", "no session is lost"
+    assert [record.session_id for record in done.records] == list(range(N))
+    stopping = [record.session_id for record in done.records if record.fatal]
+    assert stopping == list(failing) and all(done.records[i].masked for i in failing)
+    assert done.uid in done.records[0].fatal and "raised RuntimeError" in done.records[0].fatal
     assert done.texts[-1] == CORRECTED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -13,13 +14,17 @@ from verl_mintrl.config.schema import InterventionConfig, parse
 from verl_mintrl.errors import ConfigError
 from verl_mintrl.judges.roles import lookup
 from verl_mintrl.rollout.stops import STOPS
+from verl_mintrl.trajectory.steps import get_segmenter
 
 logger = logging.getLogger(__name__)
 
-TRAINER_MODES = ("intervention_sync",)
+TRAINER_MODES = ("intervention_sync", "intervention_colocate_async")
 MANAGER_CLASS = "verl_mintrl.rollout.manager.InterventionAgentLoopManager"
 LOSS_MODE = "intervention_regression"
 LOSS_TARGET = "verl_mintrl.config.InterventionLossConfig"
+
+
+ARITHMETIC = "verl_mintrl.judges.arithmetic:review"
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,17 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             "(or that of a role) is outcome, but no outcome exists yet when a periodic review happens.",
             "Set it to none, rubric or gold.",
         )
+    try:
+        get_segmenter(node.review.segmenter)
+    except ConfigError as error:
+        yield Finding("intervention.review.segmenter", error.message, error.hint)
+    if node.judge.backend == "python" and node.judge.function == ARITHMETIC:
+        yield Finding(
+            "intervention.judge.function",
+            "is the shipped checker, which understands sums and products and nothing else.",
+            "For another task name a judge of your own.",
+            fatal=False,
+        )
     if node.review.every_steps is not None and node.review.segmenter not in STOPS:
         yield Finding(
             "intervention.review.every_steps",
@@ -261,8 +277,13 @@ def _learning(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]
             "is true; it reads old_log_probs, where the relaxed anchor of inserted tokens is written.",
             "Set it to false.",
         )
-    if _get(config, "actor_rollout_ref.actor.policy_loss.loss_mode") == LOSS_MODE:
+    loss_mode = _get(config, "actor_rollout_ref.actor.policy_loss.loss_mode")
+    if loss_mode == LOSS_MODE:
         yield from _regression(config, node)
+    elif difflib.get_close_matches(str(loss_mode), [LOSS_MODE], cutoff=0.8):
+        yield Finding(
+            "actor_rollout_ref.actor.policy_loss.loss_mode", f"is {loss_mode!r}.", f"Did you mean {LOSS_MODE}?"
+        )
     for key in ("use_kl_loss", "entropy_coeff"):
         if _get(config, f"actor_rollout_ref.actor.{key}", 0):
             yield Finding(
@@ -310,6 +331,20 @@ RESERVED_COLUMNS = frozenset(
 )
 
 
+def check_columns(columns: list[str], key: str) -> None:
+    """Refuse a dataset whose columns would overwrite what the rollout writes.
+
+    Raises:
+        ConfigError: names the columns.
+    """
+    if clash := sorted(RESERVED_COLUMNS & set(columns)):
+        raise ConfigError(
+            f"the dataset of {key} has columns named like fields of verl: {', '.join(clash)}; they would "
+            "overwrite what the rollout writes.",
+            "rename them in the dataset.",
+        )
+
+
 def check_dataset(columns: list[str], sample: dict[str, Any], config: DictConfig, node: InterventionConfig) -> None:
     """Refuse a training dataset that cannot be used.
 
@@ -320,12 +355,7 @@ def check_dataset(columns: list[str], sample: dict[str, Any], config: DictConfig
     Raises:
         ConfigError: a reserved column name, a missing evidence column, images, or rows with an agent loop of their own.
     """
-    if clash := sorted(RESERVED_COLUMNS & set(columns)):
-        raise ConfigError(
-            f"the dataset of data.train_files has columns named like fields of verl: {', '.join(clash)}; they would "
-            "overwrite what the rollout writes.",
-            "rename them in the dataset.",
-        )
+    check_columns(columns, "data.train_files")
     if node.trigger == "never":
         return
     roles = node.judge.roles

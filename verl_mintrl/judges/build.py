@@ -16,7 +16,7 @@ from verl_mintrl.judges.policy import PolicyBackend
 from verl_mintrl.judges.prompted import ChatBackend, PromptedJudge
 from verl_mintrl.judges.prompts import PLACEHOLDERS, PromptSet
 from verl_mintrl.judges.protocol import Evidence, Judge, Review, ReviewRequest
-from verl_mintrl.judges.python import PythonJudge, load
+from verl_mintrl.judges.python import THREADS, PythonJudge, load
 from verl_mintrl.judges.rate import ClusterLimiter
 from verl_mintrl.judges.recorded import RecordedJudge
 from verl_mintrl.judges.roles import Part, RolesJudge, Sight
@@ -67,7 +67,8 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
             built[key] = GuardedJudge(
                 judge,
                 timeout=config.call_deadline_s + (BACKSTOP_S if endpoint else 0),
-                concurrency=config.max_concurrency,
+                # a call that waits for a thread would be charged its deadline
+                concurrency=min(config.max_concurrency, THREADS) if python else config.max_concurrency,
                 joint=config.joint,
                 control_strings=around.control_strings,
                 limiter=_limiter(config) if endpoint else None,

@@ -106,15 +106,21 @@ class RolesJudge(Judge):
         """
         return self._corrector.question(request)
 
+    def leaks(self, request: ReviewRequest, step: int, correction: str) -> bool:
+        """Whether a correction gives away what only Corrector or Verifier may see; nothing seen, nothing leaked.
+
+        Raises:
+            JudgeError: the row lacks the evidence.
+        """
+        seen = [
+            *(str(m.get("content")) for m in request.problem),
+            *request.observations[:step],
+            *request.steps[: step - 1],
+        ]
+        secrets = [part.question(request).privileged for part in (self._corrector, self._verifier)]
+        return any(s is not None and find_leak(correction, s, "\n".join(seen), self._rules) for s in secrets)
+
     async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
-        observable = "\n".join(
-            [
-                *(str(m.get("content")) for m in request.problem),
-                *request.observations[:step],
-                *request.steps[: step - 1],
-            ]
-        )
-        for part in (self._corrector, self._verifier):
-            if find_leak(correction, part.question(request).privileged, observable, self._rules):
-                return Verification(agrees=True, leak_free=False, plausible=True)
+        if self.leaks(request, step, correction):
+            return Verification(agrees=True, leak_free=False, plausible=True)
         return await self._verifier.judge.verify(self._verifier.question(request), step, correction)

@@ -104,9 +104,9 @@ def checked_reward(reward: Any, uid: str, session_id: int) -> float:
         value = reward.item() if hasattr(reward, "item") else reward
     except (ValueError, RuntimeError):  # an array of several numbers
         value = None
-    if isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, int):
+        value = float(value) if abs(value) < 2**1000 else math.inf
+    if not isinstance(value, float) or not math.isfinite(value):
         raise DataError(
             f"reward of session {session_id} of uid {uid} is {reward!r}; expected a finite number.",
             "fix the function of reward.custom_reward_function (or the reward manager).",

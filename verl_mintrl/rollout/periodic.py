@@ -5,7 +5,7 @@ No verl and no Ray here: the policy is a :class:`Writer`, the judge a :class:`Ju
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,8 @@ from verl_mintrl.trajectory.spans import Author, Trajectory
 from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice
 from verl_mintrl.trajectory.steps import Segmenter, Step, split_steps
 from verl_mintrl.trajectory.text import TokenText
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -146,27 +148,24 @@ class PeriodicSession:
         )
         self.ledger.count_review()
         self.record.reviews.append(note)
+        proposal = None
         try:
-            async with asyncio.timeout(self.shared.judge_config.session_deadline_s - self.judge_seconds):
-                proposal = await propose(
-                    self.shared.judge, self.shared.verify, request, note, partial(self._prepare, request, steps)
-                )
-        except TimeoutError:
-            proposal = None
-            self._failed(
-                JudgeError(
-                    f"the judge used up the {self.shared.judge_config.session_deadline_s:g} s of this session.",
-                    "raise intervention.judge.session_deadline_s or use a faster judge.",
-                    kind="session_timeout",
-                ),
+            proposal = await propose(
+                self.shared.judge,
+                self.shared.verify,
+                request,
                 note,
+                partial(self._prepare, request, steps),
+                self.shared.judge_config.session_deadline_s - self.judge_seconds,
             )
         except JudgeError as error:
-            proposal = None
             self._failed(error, note)
         except InterventionError as error:
-            proposal, self.reviewing = None, False
+            self.reviewing = False
             self.record.stop_run("config", str(error))
+        except Exception as error:  # scoring a proposal failed: the session goes on as after a judge failure
+            logger.exception("review of session %s of uid %s failed", self.record.session_id, self.record.uid)
+            self._failed(JudgeError(f"{type(error).__name__}: {error}", kind="exception"), note)
         self.judge_seconds += note.judge_seconds
         if proposal is None:
             return False

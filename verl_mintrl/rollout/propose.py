@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from verl_mintrl.config.schema import GateConfig, TokenWeightsConfig
 from verl_mintrl.errors import InterventionError, JudgeError, TrajectoryError
 from verl_mintrl.judges.protocol import Judge, ReviewRequest, Usage, Verdict
+from verl_mintrl.judges.roles import RolesJudge
 from verl_mintrl.learning.weights import steering_weights
 from verl_mintrl.rollout import gate as perplexity_gate
 from verl_mintrl.rollout.gate import Judgement, literal_tokens, perplexity
@@ -56,44 +58,65 @@ Prepare = Callable[[int, str, bool], Awaitable[Proposal]]
 
 
 async def propose(
-    judge: Judge, verify: bool, request: ReviewRequest, note: ReviewRecord, prepare: Prepare
+    judge: Judge,
+    verify: bool,
+    request: ReviewRequest,
+    note: ReviewRecord,
+    prepare: Prepare,
+    left_s: float | None = None,
 ) -> Proposal | None:
     """Ask the roles in turn; None where everything stays as it is, and ``note`` says why.
 
     Args:
-        verify: whether the Verifier is asked.
+        verify: whether the Verifier is asked; without it, only leaks are looked for.
         note: filled in as it goes, with the cost of calls that failed too.
+        left_s: judge time left to the session, seconds.
 
     Raises:
         JudgeError: a role gave no usable answer.
         InterventionError: the run cannot go on as configured.
     """
     started = time.monotonic()
+    role = "validator"
     try:
         try:
-            review = await judge.review(request)
-            spend(note, "validator", review.usage)
-            if review.verdict is Verdict.KEEP:
-                return None
-            assert review.step is not None  # checked by the guard around every judge
-            note.step, note.final, text = review.step, review.final, review.correction
-            if text is None:
-                correction = await judge.correct(request, review.step)
-                spend(note, "corrector", correction.usage)
-                text = correction.text
-            note.correction = text
-            if verify:
-                verification = await judge.verify(request, review.step, text)
-                spend(note, "verifier", verification.usage)
-                note.checks = {
-                    "agrees": verification.agrees,
-                    "leak_free": verification.leak_free,
-                    "plausible": verification.plausible,
-                }
-                if not verification.accepted:
-                    note.outcome, note.reason = Outcome.REJECTED, verification.reason
+            async with asyncio.timeout(left_s) as deadline:
+                review = await judge.review(request)
+                spend(note, role, review.usage)
+                if review.verdict is Verdict.KEEP:
+                    return None
+                assert review.step is not None  # checked by the guard around every judge
+                note.step, note.final, text = review.step, review.final, review.correction
+                if text is None:
+                    role = "corrector"
+                    correction = await judge.correct(request, review.step)
+                    spend(note, role, correction.usage)
+                    text = correction.text
+                note.correction = text
+                if verify:
+                    role = "verifier"
+                    verification = await judge.verify(request, review.step, text)
+                    spend(note, role, verification.usage)
+                    note.checks = {
+                        "agrees": verification.agrees,
+                        "leak_free": verification.leak_free,
+                        "plausible": verification.plausible,
+                    }
+                    if not verification.accepted:
+                        note.outcome, note.reason = Outcome.REJECTED, verification.reason
+                elif isinstance(judge, RolesJudge) and judge.leaks(request, review.step, text):
+                    note.outcome, note.reason = Outcome.REJECTED, "leak"
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise JudgeError(
+                f"the judge used up the {left_s:g} s that were left to this session.",
+                "raise intervention.judge.session_deadline_s or use a faster judge.",
+                kind="session_timeout",
+            ) from None
         finally:
             note.judge_seconds = time.monotonic() - started  # scoring is the policy's servers' time
+        role = ""
         try:
             proposal = await prepare(review.step, text, review.final)
         except JudgeError:
@@ -104,7 +127,7 @@ async def propose(
         kind = "exception"
         if isinstance(error, JudgeError):
             kind = error.kind
-            spend(note, "", error.usage)
+            spend(note, role, error.usage)
         note.outcome, note.reason, note.detail = Outcome.ERROR, kind, str(error)
         raise
     note.replaced_perplexity = proposal.replaced_perplexity

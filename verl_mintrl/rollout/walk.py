@@ -103,7 +103,9 @@ class Walker:
             notes.append(note)
             ledger.count_review()
             try:
-                proposal = await propose(self.judge, self.verify, request, note, session.prepare)
+                proposal = await propose(
+                    self.judge, self.verify, request, note, session.prepare, self.deadline_s - spent
+                )
             except JudgeError as error:
                 if not on_error(error, note):
                     break

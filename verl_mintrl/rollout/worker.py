@@ -193,8 +193,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 record.masked, record.mask_reason = True, record.mask_reason or "empty_response"
             row.check(self.rollout_config.response_length)
         record.generate_seconds = record.generate_seconds or rows[-1].metrics.generate_sequences
-        await self._compute_score(rows, kwargs=kwargs)
-        reward = self._reward(rows[-1], record, validate)
+        reward = await self._score(rows, kwargs, record, validate)
         rows[-1].extra_fields.setdefault("reward_extra_info", {})
         if session.collect:
             return rows[-1]
@@ -208,6 +207,28 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             row.attach(record)
         await super()._agent_loop_postprocess(rows, validate, **kwargs)
         return rows[-1]
+
+    async def _score(
+        self, rows: list[InterventionOutput], sample: dict[str, Any], record: SessionRecord, validate: bool
+    ) -> float | None:
+        """verl's scoring; None where there is no reward yet, or none that can be used.
+
+        A reward function that raises stops the run: verl would drop the session, and not at random.
+        """
+        try:
+            await self._compute_score(rows, kwargs=sample)
+        except Exception as error:
+            if validate:
+                raise
+            logger.exception("the reward of session %s of uid %s could not be computed", record.session_id, record.uid)
+            record.stop_run(
+                "reward",
+                f"the reward function raised {type(error).__name__} for session {record.session_id} of uid {record.uid}: "
+                f"{error}; fix the function of reward.custom_reward_function (or the reward manager).",
+            )
+            rows[-1].reward_score = 0.0  # published masked, so that the trainer sees the reason and stops
+            return None
+        return self._reward(rows[-1], record, validate)
 
     def _reward(self, row: InterventionOutput, record: SessionRecord, validate: bool) -> float | None:
         """The row's reward; None where there is none yet, or none that can be used.

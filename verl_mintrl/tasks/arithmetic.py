@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_INTEGER = re.compile(r"-?\d{1,18}(?![\d.])")
+_INTEGER = re.compile(r"(?<![\d.])-?\d{1,18}(?!\d|\.\d)")  # "17." ends a sentence, "1.5" is no integer
 _TERM = re.compile(r"([+-]?)\s*(\d+)")
 
 EXAMPLES = (
