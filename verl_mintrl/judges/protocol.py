@@ -56,7 +56,7 @@ class ReviewRequest:
         observations: what the policy saw before each step (user or tool messages of a conversation); empty for plain text.
         finished: whether the policy has ended its response; only then may the last step be an ending.
         evidence: what ``privileged`` holds; ``Evidence.NONE`` means ``privileged`` is None.
-        privileged: text only the judge may see (gold answer, rubric, outcome); never enters training tokens.
+        privileged: text only the judge may see (gold answer, rubric, outcome); corrections that repeat it are rejected.
         sample: the dataset row of this prompt, for judges that are functions.
         global_step: step of the trainer that the session is sampled for.
         uid: group id given by verl; unique in a run.
