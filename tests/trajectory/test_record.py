@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 
-from verl_mintrl.trajectory.record import Outcome, ReviewRecord, Role, SessionRecord, read_jsonl, write_jsonl
+from verl_mintrl.trajectory.record import (
+    Outcome,
+    ReviewRecord,
+    Role,
+    SessionRecord,
+    clip_insertions,
+    read_jsonl,
+    write_jsonl,
+)
 
 
 def record() -> SessionRecord:
@@ -61,15 +69,15 @@ def test_a_cut_clips_the_insertions_before_it():
     session = SessionRecord("uid", 0, 1)
     ranges = [(0, 2), (4, 8), (9, 12), None]
     session.reviews = [ReviewRecord(12, False, 1, Outcome.INSERTED, inserted=inserted) for inserted in ranges]
-    session.note_cut(6)
+    clip_insertions(session.reviews, 6)
     assert [review.inserted for review in session.reviews] == [(0, 2), (4, 6), None, None]
     assert session.intervened
-    session.note_cut(0)
+    clip_insertions(session.reviews, 0)
     assert not session.intervened
 
 
 def test_a_cut_at_the_start_of_an_insertion_leaves_nothing_of_it():
     session = SessionRecord("uid", 0, 1)
     session.reviews = [ReviewRecord(12, False, 1, Outcome.INSERTED, inserted=(4, 8))]
-    session.note_cut(4)
+    clip_insertions(session.reviews, 4)
     assert session.reviews[0].inserted is None

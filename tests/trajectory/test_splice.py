@@ -17,7 +17,6 @@ from verl_mintrl.trajectory.splice import (
     apply_splice,
     control_strings,
     encode_correction,
-    end_at_boundary,
     neutralise,
     plan_splice,
     splice,
@@ -167,13 +166,6 @@ def test_a_written_space_is_taken_off():
     before = tokenizer.encode("x =", False)
     assert tokenizer.decode(before + tokenizer.encode("42", False)) == "x = 42"  # what encoding alone would do
     assert tokenizer.decode(before + encode_correction(tokenizer, "42")) == "x =42"
-
-
-def test_end_at_boundary():
-    assert end_at_boundary("so x = 2.", "\n\n") == "so x = 2.\n\n"
-    assert end_at_boundary("so x = 2.\n \n\n", "\n\n") == "so x = 2.\n\n"
-    assert end_at_boundary("    return x", "\n") == "    return x\n"
-    assert end_at_boundary("as it is ", "") == "as it is "
 
 
 def written(text, limit=50):

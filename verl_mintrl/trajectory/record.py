@@ -134,10 +134,6 @@ class SessionRecord:
         """
         self.masked, self.mask_reason, self.fatal = True, reason, message
 
-    def note_cut(self, end: int) -> None:
-        """Clip the ranges of earlier insertions to a response cut at token ``end``."""
-        clip_insertions(self.reviews, end)
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -100,17 +100,6 @@ def encode_correction(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def end_at_boundary(correction: str, delimiter: str) -> str:
-    """Make a correction end with exactly one ``delimiter``, where more text shall follow it.
-
-    Args:
-        correction: text of one step.
-        delimiter: what ends a step, a blank line for paragraphs and a line break for lines of code; empty leaves the
-            text as it is.
-    """
-    return correction.rstrip() + delimiter if delimiter else correction
-
-
 @dataclass(frozen=True)
 class Budget:
     """What may be done to one session.
