@@ -145,22 +145,27 @@ async def test_a_failing_control_session_does_not_hang_the_others(roll, failing)
 # --- rows that must not be learned from
 
 
-@pytest.mark.parametrize("role", [Role.POLICY, Role.TREATED])
-async def test_an_empty_response_is_one_untrained_token(roll, role):
+async def test_an_empty_response_is_one_untrained_token_whoever_sampled_it(roll):
+    done = await roll(policy=lambda text: "")
+    assert done.status == "finished"
+    assert {record.role for record in done.records} == {Role.CONTROL, Role.TREATED}
+    assert all(record.masked and record.mask_reason == "empty_response" for record in done.records)
+    assert done.texts == [END] * N
+    for column in ("response_mask", "loss_mask"):
+        assert [row.tolist() for row in done.column(column)] == [[0]] * N
+
+
+async def test_an_empty_response_keeps_the_columns_of_the_other_rows(roll):
     calls = []
 
     def policy(text: str) -> str:
         calls.append(text)
-        return "" if len(calls) == N else follow(SCRIPT)(text)  # every session asks once before one asks twice
+        return "" if len(calls) == 1 else follow(SCRIPT)(text)
 
-    changes = {"intervention.trigger": "never"} if role == Role.POLICY else {}
-    done = await roll(changes, policy=policy)
+    done = await roll({"intervention.trigger": "never"}, policy=policy)
     assert done.status == "finished"
     (empty,) = [i for i, record in enumerate(done.records) if record.masked]
-    assert done.records[empty].role == role
-    assert done.records[empty].mask_reason == "empty_response"
     assert done.texts[empty] == END
-    assert done.column("response_mask")[empty].tolist() == done.column("loss_mask")[empty].tolist() == [0]
     assert [len(row) for row in done.column("rollout_log_probs")] == [len(text) for text in done.texts]
 
 
