@@ -123,9 +123,8 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         else:
             n = prompt.get("__rollout_n__", self.rollout_config.n)
             share = self.schedule.share(trajectory["step"]) if config.trigger != "never" else 0.0
-            control = min(n, config.control_size(n)) if config.advantage.estimator == "control" else 0
-            if config.trigger == "periodic":
-                control = min(n, config.control_size(n))
+            wants_control = config.advantage.estimator == "control" or config.trigger == "periodic"
+            control = min(n, config.control_size(n)) if wants_control else 0
             work = self.group_failure.work if config.trigger == "group_failure" and share > 0 else None
             roles = assign_roles(n, control, share if config.trigger == "periodic" else 0.0)
             group = Group(roles, active=share > 0, work=work)
