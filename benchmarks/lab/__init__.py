@@ -1,0 +1,1 @@
+"""A laboratory for one laptop: a character-level policy, its task, and correctors of known quality."""

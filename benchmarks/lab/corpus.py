@@ -1,0 +1,71 @@
+"""What the policy is made from: texts in which a flawed solver works, so that its flaws are habits and no noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lab import tasks
+
+
+@dataclass(frozen=True)
+class Flaws:
+    """Habits of the solver that wrote the texts, as probabilities.
+
+    Attributes:
+        drop_carry: it forgets a carry.
+        misread: it reads a 6 as a 9.
+        restate: it says a sum twice (``11+7=07+11=18``), which is not wrong.
+    """
+
+    drop_carry: float = 0.5
+    misread: float = 0.5
+    restate: float = 0.01
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Shares of the texts; the rest are running sums as they come.
+
+    Attributes:
+        hinted: running sums with the hint, without flaws.
+        old: the old task.
+        terms: fewest and most terms of a running sum.
+    """
+
+    hinted: float = 0.25
+    old: float = 0.15
+    terms: tuple[int, int] = (2, 13)
+
+
+def write_solution(terms: Sequence[int], flaws: Flaws, rng: random.Random) -> str:
+    """The response of a solver with flaws. After an error it goes on from what it has written."""
+    total, lines = terms[0], []
+    for term in terms[1:]:
+        if term in tasks.MISREAD and rng.random() < flaws.misread:
+            term = tasks.MISREAD[term]
+        forgets = rng.random() < flaws.drop_carry
+        result = tasks.dropped_carry(total, term) if forgets else min(tasks.plus(total, term), 99)
+        line = tasks.step_line(total, term, result)
+        lines.append(tasks.restated(line) if rng.random() < flaws.restate else line)
+        total = result
+    return "\n".join([*lines, tasks.ending_line(total)])
+
+
+def texts(mixture: Mixture, flaws: Flaws, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Endless pairs of question and response; none is a question of a held-out split."""
+    while True:
+        kind = rng.random()
+        if kind < mixture.old:
+            old = tasks.old_problem(tasks.draw_word(rng))
+            yield old.text, old.solution
+            continue
+        terms = tasks.draw_terms(rng.randint(*mixture.terms), rng)
+        text = tasks.question(terms)
+        if tasks.held_out(text):
+            continue
+        if kind < mixture.old + mixture.hinted:
+            yield tasks.HINT + text, write_solution(terms, Flaws(0.0, 0.0, flaws.restate), rng)
+        else:
+            yield text, write_solution(terms, flaws, rng)
