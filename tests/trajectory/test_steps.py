@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from verl_mintrl.errors import ConfigError
 from verl_mintrl.trajectory.spans import Author, Span
-from verl_mintrl.trajectory.steps import SEGMENTERS, get_segmenter, split_steps, turn_steps
+from verl_mintrl.trajectory.steps import SEGMENTERS, StepReader, get_segmenter, split_steps, turn_steps
 
 
 def texts(text, name, finished=False):
@@ -100,6 +100,44 @@ def test_steps_cover_the_text_and_do_not_move(name, pieces, more):
     starts = [step.start for step in later]
     if name != "code":  # half a fence may still become code
         assert starts[: len(steps)] == [step.start for step in steps]
+
+
+@pytest.mark.parametrize("name", SEGMENTERS)
+@settings(max_examples=300, deadline=None)
+@given(
+    edits=st.lists(
+        st.tuples(st.floats(0, 1), st.lists(PIECES, max_size=12).map("".join), st.booleans(), st.booleans()), max_size=8
+    )
+)
+def test_a_reader_gives_what_splitting_anew_gives(name, edits):
+    reader, text = StepReader(SEGMENTERS[name]), ""
+    for kept, more, cuts, finished in edits:
+        text = (text[: int(kept * len(text))] if cuts else text) + more
+        assert reader.read(text, finished) == split_steps(text, SEGMENTERS[name], finished)
+
+
+@pytest.mark.parametrize("name", SEGMENTERS)
+@settings(max_examples=100, deadline=None)
+@given(texts=st.lists(st.lists(PIECES, max_size=12).map("".join), max_size=4))
+def test_a_reader_of_unrelated_texts(name, texts):
+    reader = StepReader(SEGMENTERS[name])
+    for text in texts:
+        assert reader.read(text, False) == split_steps(text, SEGMENTERS[name], False)
+
+
+def test_a_reader_splits_only_what_is_new(monkeypatch):
+    seen: list[int] = []
+
+    def watched(text):
+        seen.append(len(text))
+        return SEGMENTERS["paragraph"](text)
+
+    monkeypatch.setattr("verl_mintrl.trajectory.steps._LOCAL", frozenset({watched}))
+    reader, text = StepReader(watched), ""
+    for number in range(100):
+        text += f"step {number}\n\n"
+        assert len(reader.read(text, False)) == number + 1
+    assert max(seen) <= 3 * len("step 99\n\n") + 1
 
 
 def test_registry_and_import_paths():

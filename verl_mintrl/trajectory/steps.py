@@ -23,6 +23,7 @@ Segmenter = Callable[[str], list[tuple[int, int]]]
 _KEY = "intervention.review.segmenter"
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _LINE_END = re.compile(r"\n(?:\s*\n)?")
+_PAIR = (tuple, list)
 _FENCE = re.compile(r"[ \t]*(`{3,})([^`\n]*)\n?\Z")
 
 
@@ -91,6 +92,9 @@ def code(text: str) -> list[tuple[int, int]]:
 #: name in the config -> segmenter
 SEGMENTERS: dict[str, Segmenter] = {"paragraph": paragraphs, "line": lines, "code": code}
 
+# what follows the end of a step is split as if the text began there; code is not: a fence may be open
+_LOCAL: frozenset[Segmenter] = frozenset({paragraphs, lines})
+
 
 def get_segmenter(name: str) -> Segmenter:
     """Segmenter of a config value: a key of ``SEGMENTERS`` or an import path ``package.module:function``.
@@ -142,8 +146,8 @@ class Step:
 def _validated(ranges: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
     at = 0
     for number, found in enumerate(ranges, 1):
-        pair = tuple(found) if isinstance(found, tuple | list) else ()
-        if len(pair) != 2 or not all(isinstance(offset, int) for offset in pair):
+        pair = tuple(found) if isinstance(found, _PAIR) else ()
+        if len(pair) != 2 or not isinstance(pair[0], int) or not isinstance(pair[1], int):
             raise ConfigError(f"the segmenter returned {found!r} as range {number}.", f"{_KEY}: return pairs of int")
         start, end = pair
         if not at <= start < end <= len(text):
@@ -151,7 +155,7 @@ def _validated(ranges: Sequence[tuple[int, int]], text: str) -> list[tuple[int, 
                 f"the segmenter returned {start}..{end} as range {number} after {at} of {len(text)} characters.",
                 f"{_KEY}: return ranges that are ordered, disjoint, not empty and inside the text",
             )
-        if text[at:start].strip():
+        if at < start and text[at:start].strip():
             raise ConfigError(
                 f"the segmenter left out {text[at:start].strip()[:40]!r} before range {number}.",
                 f"{_KEY}: every character that is not whitespace must be in a range",
@@ -185,7 +189,7 @@ def split_steps(text: str, segmenter: Segmenter, finished: bool) -> list[Step]:
     ended = 0  # where the last range with text ends, before whitespace was merged into it
     lead: int | None = None
     for start, end in ranges:
-        if text[start:end].strip():
+        if not text[start:end].isspace():
             merged.append((start if lead is None else lead, end))
             lead, ended = None, end
         elif merged:
@@ -197,6 +201,39 @@ def split_steps(text: str, segmenter: Segmenter, finished: bool) -> list[Step]:
         Step(number, text[start:end], start, end, number < len(merged) or last_complete)
         for number, (start, end) in enumerate(merged, 1)
     ]
+
+
+class StepReader:
+    """:func:`split_steps` of a text that is read again and again while it grows, and cut now and then.
+
+    Gives what ``split_steps`` gives. Where the segmenter is one of ``_LOCAL``, only the text from the last step but one on is
+    split again, so that reading a response at every step costs no more than its length; with others all of it is.
+    """
+
+    def __init__(self, segmenter: Segmenter) -> None:
+        self._segmenter = segmenter
+        self._text = ""
+        self._steps: list[Step] = []
+
+    def read(self, text: str, finished: bool) -> list[Step]:
+        """The steps of ``text``; arguments and errors as in :func:`split_steps`."""
+        kept = self._still_right(text) if self._segmenter in _LOCAL else []
+        at = kept[-1].end if kept else 0
+        new = split_steps(text[at:], self._segmenter, finished)
+        self._text = text
+        self._steps = kept + [
+            Step(len(kept) + step.number, step.text, at + step.start, at + step.end, step.complete) for step in new
+        ]
+        return list(self._steps)
+
+    def _still_right(self, text: str) -> list[Step]:
+        """The steps whose end cannot move any more: another step that is still there in full follows them."""
+        count = len(self._steps)
+        while count and not text.startswith(self._steps[count - 1].text, self._steps[count - 1].start):
+            count -= 1
+        while count and not text.startswith(self._text[: self._steps[count - 1].end]):
+            count -= 1  # changed before its last step too, so not by a cut
+        return self._steps[: max(count - 1, 0)]
 
 
 def turn_steps(spans: Sequence[Span]) -> list[Span]:
