@@ -1,0 +1,1 @@
+"""What the cost benchmarks share: the table they write, their statistics, a tokenizer."""
