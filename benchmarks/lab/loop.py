@@ -1,0 +1,173 @@
+"""One run of reinforcement learning in process (tier 2), from an :class:`Experiment` to a file of metrics.
+
+Tier 2 differs from a run under verl in two places only: :mod:`lab.engine` samples instead of vLLM, and :mod:`lab.learner` steps the
+optimiser instead of verl's actor. The same experiment under the same seed writes the same numbers, apart from times.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lab import tasks
+from lab.baselines import BASELINES, Baseline
+from lab.engine import Engine
+from lab.evaluate import Examination, solved_share
+from lab.learner import Learner, Optimisation
+from lab.rollout import Sampler, pieces
+from lab.settings import Settings, settings
+from verl_mintrl.bookkeeping import keep_books
+from verl_mintrl.trajectory.record import write_jsonl
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run.
+
+    Attributes:
+        arm: name in tables.
+        preset: of ``verl_mintrl/config/intervention``.
+        overrides: of the composed configuration.
+        self_judged: the policy with a hint is the judge.
+        baseline: key of ``lab.baselines.BASELINES``; empty for the presets.
+        updates, prompts, n: optimiser updates of ``prompts`` groups of ``n`` sessions each.
+        pool: different training problems; small enough that each is seen several times.
+        split: they are taken from.
+        validate_every: updates between two examinations; there is one before the first and one after the last.
+        warm_up: updates of plain GRPO before the arm begins, for a stronger policy.
+    """
+
+    arm: str
+    seed: int
+    preset: str = "grpo"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    self_judged: bool = False
+    baseline: str = ""
+    updates: int = 60
+    prompts: int = 12
+    n: int = 8
+    pool: int = 192
+    split: str = "train"
+    validate_every: int = 15
+    optimisation: Optimisation = Optimisation()
+    examination: Examination = Examination()
+    warm_up: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.arm}-{self.seed}"
+
+
+def run(
+    experiment: Experiment, policy: Path, out: Path, *, on_update: Callable[[dict], None] = lambda row: None
+) -> Path:
+    """Run it and write ``out/<name>.jsonl``: a line that says what was run, then one per update.
+
+    Args:
+        policy: folder of the policy; ``policy.parent`` may hold the teacher that a baseline needs.
+        on_update: told of every line as it is made.
+
+    Returns:
+        the file, which appears only when the run is complete.
+    """
+    torch.manual_seed(experiment.seed)
+    rows: list[dict[str, Any]] = [{"experiment": asdict(experiment)}]
+    for row in _updates(experiment, policy):
+        rows.append(row)
+        on_update(row)
+    target = out / f"{experiment.name}.jsonl"
+    write_jsonl(target, rows)
+    return target
+
+
+def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
+    e = experiment
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    engine = Engine(model, [tokenizer.eos_token_id], pieces(tokenizer), max_model_len=256)
+    chosen = _settings(e, e.preset, e.overrides)
+    sampler = Sampler(engine, tokenizer, chosen.intervention, self_judged=e.self_judged)
+    baseline = BASELINES[e.baseline](sampler, policy) if e.baseline else Baseline(sampler, policy)
+    learner = Learner(
+        model,
+        chosen,
+        e.optimisation,
+        loss=baseline.loss,
+        advantage=baseline.advantage,
+        mark_authors=baseline.mark_authors,
+    )
+    pool = tasks.make_split(e.split, e.pool, seed=0)
+    order = random.Random(e.seed)
+    queue: list[tasks.Problem] = []
+    solved: set[str] = set()
+    if e.warm_up:
+        _warm_up(e, model, engine, tokenizer, pool)
+    yield {"update": 0, **e.examination.everything(sampler)}
+    for update in range(1, e.updates + 1):
+        started, calls = time.monotonic(), engine.calls
+        while len(queue) < e.prompts:
+            queue += order.sample(pool, len(pool))
+        problems, queue = queue[: e.prompts], queue[e.prompts :]
+        samples = baseline.sample(problems, update, e.n)
+        sampled = time.monotonic()
+        metrics = baseline.learn(learner, samples, update)
+        engine.refresh()
+        own = [s for s in samples if not s.record.intervened and not s.record.replaced]
+        solved |= {s.problem.text for s in own if s.reward > 0}
+        row: dict[str, Any] = {
+            "update": update,
+            **metrics,
+            "train/reward": float(np.mean([s.reward for s in samples])) if samples else None,
+            "train/own_success": float(np.mean([s.reward for s in own])) if own else None,
+            "train/solved_share": solved_share(solved, pool),
+            "train/tokens": sum(len(s.row.response_ids) for s in samples),
+            "time/sample": sampled - started,
+            "time/learn": time.monotonic() - sampled,
+            "engine/calls": engine.calls - calls,
+        }
+        if samples and any(s.record.triggered for s in samples):
+            row["books"] = _books(samples)
+        if update % e.validate_every == 0 or update == e.updates:
+            row |= e.examination.everything(sampler)
+        yield row
+
+
+def _settings(e: Experiment, preset: str, overrides: dict[str, Any]) -> Settings:
+    return settings(preset, overrides, prompts=e.prompts, n=e.n, mini_batches=e.optimisation.mini_batches)
+
+
+def _warm_up(e: Experiment, model: Any, engine: Engine, tokenizer: Any, pool: list[tasks.Problem]) -> None:
+    """Plain GRPO with an optimiser of its own."""
+    plain = _settings(e, "grpo", {})
+    sampler = Sampler(engine, tokenizer, plain.intervention, self_judged=False)
+    learner = Learner(model, plain, e.optimisation)
+    order = random.Random(f"warm-up {e.seed}")
+    for update in range(1, e.warm_up + 1):
+        learner.update(sampler.train_groups(order.sample(pool, e.prompts), update, e.n))
+        engine.refresh()
+
+
+def _books(samples: list[Any]) -> dict[str, float]:
+    books = keep_books([s.record for s in samples], [s.reward for s in samples])
+    return {
+        "triggered": books.triggered,
+        "groups": books.groups,
+        "edited": books.edited,
+        "rescued": books.rescued,
+        "replaced": books.replaced,
+        "verified": books.verified,
+        "unverified": books.unverified,
+        "gated": books.gated,
+        "over_bound": books.over_bound,
+        "advantage_win": books.advantage_win,
+        "advantage_lose": books.advantage_lose,
+    }
