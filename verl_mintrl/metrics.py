@@ -54,6 +54,7 @@ def rollout_metrics(
         prices: of the judge's tokens; the cost is left out without them.
     """
     reviews = [review for record in records for review in record.asked]
+    paid = [review for record in records for review in record.paid]
     outcomes = Counter(review.outcome for review in reviews)
     total, errors = judge_counts(records)
     rejected = Counter(review.reason for review in reviews if review.outcome == Outcome.REJECTED)
@@ -70,10 +71,13 @@ def rollout_metrics(
         "reviews_inserted": outcomes[Outcome.INSERTED],
         "reviews_rejected": outcomes[Outcome.REJECTED],
         "reviews_failed": outcomes[Outcome.ERROR],
-        "judge_calls": sum(review.judge_calls for review in reviews),
-        "judge_prompt_tokens": sum(review.judge_prompt_tokens for review in reviews),
-        "judge_completion_tokens": sum(review.judge_completion_tokens for review in reviews),
-        "judge_cached_tokens": sum(review.judge_cached_tokens for review in reviews),
+        "reviews_superseded": len(paid) - total,
+        "speculative_tokens": sum(record.speculative_tokens for record in records),
+        "requests_aborted": sum(record.aborted_requests for record in records),
+        "judge_calls": sum(review.judge_calls for review in paid),
+        "judge_prompt_tokens": sum(review.judge_prompt_tokens for review in paid),
+        "judge_completion_tokens": sum(review.judge_completion_tokens for review in paid),
+        "judge_cached_tokens": sum(review.judge_cached_tokens for review in paid),
     }
     metrics |= {f"rejected/{reason}": rejected[reason] for reason in REJECTIONS}
     metrics |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
@@ -86,7 +90,7 @@ def rollout_metrics(
         latency = [review.judge_seconds for review in reviews]
         metrics["judge_error_rate"] = errors.total() / total
         metrics["judge_latency_p50"], metrics["judge_latency_p95"] = np.quantile(latency, (0.5, 0.95)).tolist()
-    waiting = sum(review.judge_seconds for review in reviews)
+    waiting = sum(record.judge_wait_seconds for record in records)
     writing = sum(record.generate_seconds for record in records if record.asked)
     if waiting + writing > 0:
         metrics["judge_wait_share"] = waiting / (waiting + writing)
@@ -106,7 +110,7 @@ def rollout_metrics(
     if any(record.reward_before is not None for record in records):
         metrics |= _failed_groups(records, success)
     calls = Counter[str]()
-    for review in reviews:
+    for review in paid:
         calls.update(review.calls_by_role)
     metrics |= {f"calls_{role}": calls[role] for role in ROLES}
     metrics |= _perplexities(reviews)

@@ -261,6 +261,7 @@ VALUES = {
     "success_threshold=high": "wrong type",
     "control.size=-1": ">= 0",
     "control.size=half": "wrong type",
+    "review.mode=parallel": "overlapped",
     "review.every_tokens=0": ">= 1",
     "review.every_tokens=often": "wrong type",
     "budget.max_reviews=0": ">= 1",

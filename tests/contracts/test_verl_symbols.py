@@ -74,6 +74,9 @@ SYMBOLS = {
     "verl.workers.rollout.llm_server:LLMServerClient.generate(self, request_id, prompt_ids, sampling_params)": (
         "verl_mintrl.rollout.writer, verl_mintrl.judges.policy"
     ),
+    "verl.workers.rollout.llm_server:LLMServerClient._acquire_server(self, request_id, extra)": (
+        "verl_mintrl.rollout.abort, which records the requests of the handle it returns"
+    ),
     # the objective
     "verl.trainer.ppo.core_algos:register_policy_loss(name)": "verl_mintrl.objective",
     "verl.trainer.ppo.core_algos:get_policy_loss_fn(name)": "verl_mintrl.objective",

@@ -35,7 +35,16 @@ def everything() -> list[SessionRecord]:
         session(1, Role.CONTROL, masked=True),
         session(2, Role.TREATED, *(review(Outcome.ERROR, kind) for kind in sorted(JUDGE_ERROR_KINDS)), active=True),
         session(3, Role.TREATED, *(review(Outcome.REJECTED, reason) for reason in REJECTIONS), review(Outcome.KEPT)),
-        session(4, Role.TREATED, inserted(), inserted(), generate_seconds=2.0),
+        session(
+            4,
+            Role.TREATED,
+            *(inserted(), inserted()),
+            generate_seconds=2.0,
+            judge_wait_seconds=2.0,
+            superseded=[review(Outcome.KEPT, judge_calls=1)],
+            speculative_tokens=7,
+            aborted_requests=1,
+        ),
         session(5, Role.TREATED, gated_off=True),
         session(6, Role.POLICY),
     ]
@@ -100,7 +109,8 @@ def test_counts_of_sessions_and_reviews():
     )
     assert (value("reviews_kept"), value("reviews_inserted"), value("reviews_rejected")) == (1, 2, len(REJECTIONS))
     assert value("judge_error_rate") == len(JUDGE_ERROR_KINDS) / value("reviews")
-    assert value("judge_calls") == 2
+    assert value("judge_calls") == 3, "superseded reviews cost, too"
+    assert (value("reviews_superseded"), value("speculative_tokens"), value("requests_aborted")) == (1, 7, 1)
     assert value("judge_wait_share") == 0.5  # two seconds of judge, two of writing
     assert value("insertions_per_intervened_session") == 2
 

@@ -17,16 +17,23 @@ from scripted import follow
 
 
 @pytest.fixture(scope="session")
-def queue() -> Iterator[Any]:
-    """A TransferQueue of its own, with Ray below it."""
+def ray_started() -> Iterator[None]:
+    """Ray of this process alone."""
     import ray
-    import transfer_queue as tq
 
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def queue(ray_started: None) -> Iterator[Any]:
+    """A TransferQueue of its own, with Ray below it."""
+    import transfer_queue as tq
+
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield tq
     tq.close()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

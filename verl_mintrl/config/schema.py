@@ -69,14 +69,17 @@ class ReviewConfig:
         every_steps: completed steps between reviews.
         segmenter: name of a step segmenter or "package.module:function"; paragraphs for math and text, code for fences.
         at_end: whether an ended response may be reviewed (its ending can then be cut and continued).
+        mode: ``blocking`` (the policy waits for the judge) or ``overlapped`` (it writes on meanwhile; an intervention cuts back).
     """
 
     every_tokens: Optional[int] = 512  # noqa: UP045
     every_steps: Optional[int] = None  # noqa: UP045
     segmenter: str = "paragraph"
     at_end: bool = True
+    mode: str = "blocking"
 
     def __post_init__(self) -> None:
+        _choice("review.mode", self.mode, ("blocking", "overlapped"))
         _at_least("review.every_tokens", self.every_tokens, 1, optional=True)
         _at_least("review.every_steps", self.every_steps, 1, optional=True)
         if (self.every_tokens is None) == (self.every_steps is None):

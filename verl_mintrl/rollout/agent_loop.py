@@ -47,7 +47,7 @@ class InterventionAgentLoop(AgentLoopBase):
         trajectory = await PeriodicSession(
             shared, writer, prompt_ids, self.rollout_config.response_length, request, record, session.sampled_as_scored
         ).run()
-        record.generate_seconds = writer.seconds
+        record.generate_seconds, record.aborted_requests = writer.seconds, writer.aborted
         return InterventionOutput(
             prompt_ids=prompt_ids,
             response_ids=trajectory.ids,

@@ -141,6 +141,7 @@ class GroupFailure:
             record.walk_error = f"{type(error).__name__}: {error}"
             return session
         finally:
+            record.judge_wait_seconds += sum(note.judge_seconds for note in record.walk)
             if isinstance(session, TextSession):
                 record.generate_seconds += session.means.writer.seconds
         if ended is not session:

@@ -5,7 +5,10 @@ No verl and no Ray here: the policy is a :class:`Writer`, the judge a :class:`Ju
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,8 +49,27 @@ class Reviewing:
     end_ids: Collection[int]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A review the judge has not been heard on yet.
+
+    Attributes:
+        steps: what was shown, of the text as it was then.
+        answer: the proposal to splice in, None to leave everything as it is.
+    """
+
+    note: ReviewRecord
+    steps: list[Step]
+    answer: asyncio.Task[Proposal | None]
+
+
 class PeriodicSession:
     """One treated session.
+
+    The response is looked at whenever a review point is reached. With ``review.mode: blocking`` the policy waits for the answer;
+    with ``overlapped`` it goes on writing, also past further review points, and an intervention cuts back what it has written
+    since. Answers take effect in the order of the questions, and each is prepared from the response as it was when asked, so
+    both modes write the same response with a policy and a judge that answer by content.
 
     Args:
         shared: see :class:`Reviewing`.
@@ -80,6 +102,8 @@ class PeriodicSession:
         self.ledger = Ledger(shared.budget)
         self.judge_seconds = 0.0
         self.reviewing = True
+        self._overlapped = shared.review.mode == "overlapped"
+        self._asked: deque[_Asked] = deque()
         self._point = 0  # response length at the last review point, whether or not there was a step to review
         self._reviewed = 0  # response length at the last review
         self._reviewed_steps = 0  # complete steps at the last review
@@ -87,24 +111,23 @@ class PeriodicSession:
     async def run(self) -> Trajectory:
         """Sample the whole session. Judge failures follow ``intervention.judge.on_error``; they never raise."""
         ended = False
-        while not ended:
-            ended = await self._write()
-            if not self._review_due(ended):
-                continue
-            self._point = len(self.trajectory.ids)
-            steps = [
-                step for step in split_steps(self.text.text, self.shared.segmenter, finished=ended) if step.complete
-            ]
-            if not steps or (len(steps) == self._reviewed_steps and not ended):
-                continue
-            self._reviewed, self._reviewed_steps = len(self.trajectory.ids), len(steps)
-            if await self._review(steps, ended):
-                ended = False
+        try:
+            while not ended or self._asked:
+                if not ended:
+                    written = await self._write()
+                    if written is None:
+                        continue
+                    ended = written
+                    self._look(ended)
+                if self._asked and (ended or not self._overlapped) and await self._wait_for_answers():
+                    ended = False
+        finally:
+            await self._forget_asked()
         self.trajectory.check()
         return self.trajectory
 
-    async def _write(self) -> bool:
-        """Let the policy write up to the next review point; True if the response is over."""
+    async def _write(self) -> bool | None:
+        """Let the policy write up to the next review point; whether the response is over. None if a correction came in."""
         limit = self.trajectory.remaining
         stop: tuple[str, ...] = ()
         if self.reviewing and self.ledger.may_review():
@@ -113,11 +136,33 @@ class PeriodicSession:
                 limit = min(limit, max(1, due))
             else:
                 stop = STOPS[self.shared.review.segmenter]
-        chunk = await self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop)
+        writing = asyncio.ensure_future(self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop))
+        try:
+            while self._asked:
+                await asyncio.wait((writing, self._asked[0].answer), return_when=asyncio.FIRST_COMPLETED)
+                if not self._asked[0].answer.done():
+                    break
+                if await self._take_answer():
+                    return None
+            chunk = await writing
+        finally:
+            if not writing.done():
+                writing.cancel()
+                await asyncio.wait((writing,))
         self.trajectory.append(chunk.ids, Author.POLICY, chunk.logprobs)
         visible = chunk.ids[:-1] if chunk.ids and chunk.ids[-1] in self.shared.end_ids else chunk.ids
         self.text.extend(visible)
         return chunk.ended or self.trajectory.remaining == 0
+
+    def _look(self, ended: bool) -> None:
+        """Ask the judge if a review is due and there is a new step to show."""
+        if not self._review_due(ended):
+            return
+        self._point = len(self.trajectory.ids)
+        steps = [step for step in split_steps(self.text.text, self.shared.segmenter, finished=ended) if step.complete]
+        if steps and (ended or len(steps) != self._reviewed_steps):
+            self._reviewed, self._reviewed_steps = len(self.trajectory.ids), len(steps)
+            self._ask(steps, ended)
 
     def _review_due(self, ended: bool) -> bool:
         if not self.reviewing or not self.ledger.may_review():
@@ -129,8 +174,7 @@ class PeriodicSession:
         complete = sum(s.complete for s in split_steps(self.text.text, self.shared.segmenter, finished=False))
         return complete - self._reviewed_steps >= (self.shared.review.every_steps or 1)
 
-    async def _review(self, steps: list[Step], ended: bool) -> bool:
-        """Ask the judge; True if a correction was spliced in."""
+    def _ask(self, steps: list[Step], ended: bool) -> None:
         request = replace(
             self.request,
             steps=tuple(s.text for s in steps),
@@ -148,16 +192,36 @@ class PeriodicSession:
         )
         self.ledger.count_review()
         self.record.reviews.append(note)
-        proposal = None
+        # the policy may write on while the answer is prepared
+        shown = (self.trajectory.copy(), self.text.copy()) if self._overlapped else (self.trajectory, self.text)
+        answer = propose(
+            self.shared.judge,
+            self.shared.verify,
+            request,
+            note,
+            partial(self._prepare, request, steps, *shown),
+            self.shared.judge_config.session_deadline_s - self.judge_seconds,
+        )
+        self._asked.append(_Asked(note, steps, asyncio.ensure_future(answer)))
+
+    async def _wait_for_answers(self) -> bool:
+        """Hear the judge on everything asked; true if a correction was spliced in."""
+        started = time.monotonic()
         try:
-            proposal = await propose(
-                self.shared.judge,
-                self.shared.verify,
-                request,
-                note,
-                partial(self._prepare, request, steps),
-                self.shared.judge_config.session_deadline_s - self.judge_seconds,
-            )
+            while self._asked:
+                await asyncio.wait((self._asked[0].answer,))
+                if await self._take_answer():
+                    return True
+            return False
+        finally:
+            self.record.judge_wait_seconds += time.monotonic() - started
+
+    async def _take_answer(self) -> bool:
+        """Act on the oldest answer, which is there; true if a correction was spliced in."""
+        asked = self._asked.popleft()
+        note, proposal = asked.note, None
+        try:
+            proposal = asked.answer.result()
         except JudgeError as error:
             self._failed(error, note)
         except InterventionError as error:
@@ -167,21 +231,47 @@ class PeriodicSession:
             logger.exception("review of session %s of uid %s failed", self.record.session_id, self.record.uid)
             self._failed(JudgeError(f"{type(error).__name__}: {error}", kind="exception"), note)
         self.judge_seconds += note.judge_seconds
+        if proposal is not None or not self.reviewing:
+            await self._forget_asked()
         if proposal is None:
             return False
         self._splice(proposal, note)
         return True
 
+    async def _forget_asked(self) -> None:
+        """What was asked about text that will not stand is as if it had never been asked, but for its cost."""
+        if not self._asked:
+            return
+        forgotten = [asked.answer for asked in self._asked]
+        for answer in forgotten:
+            answer.cancel()
+        await asyncio.wait(forgotten)
+        for answer in forgotten:
+            if not answer.cancelled():
+                answer.exception()  # seen
+        count = len(self._asked)
+        self.ledger.reviews -= count
+        self.record.superseded += self.record.reviews[-count:]
+        del self.record.reviews[-count:]
+        self._asked.clear()
+
     async def _prepare(
-        self, request: ReviewRequest, steps: list[Step], number: int, correction: str, final: bool
+        self,
+        request: ReviewRequest,
+        steps: list[Step],
+        trajectory: Trajectory,
+        text: TokenText,
+        number: int,
+        correction: str,
+        final: bool,
     ) -> Proposal:
         own_steps = []
         if self.shared.proposer.gate.mode == "quantile" and self.sampled_as_scored:
-            own_steps = own_step_perplexities(self.trajectory, self.text, self.shared.segmenter)
+            own_steps = own_step_perplexities(trajectory, text, self.shared.segmenter)
         return await self.shared.proposer.prepare(
             self.prompt_ids,
-            self.trajectory,
-            self.text,
+            trajectory,
+            text,
             steps[number - 1],
             correction,
             final,
@@ -197,7 +287,9 @@ class PeriodicSession:
         clip_insertions(self.record.reviews, done.start)
         self.ledger.count_insertion()
         note.outcome = Outcome.INSERTED
-        note.cut_at, note.dropped_ids = done.start, done.dropped_ids
+        shown = note.at_tokens - done.start
+        note.cut_at, note.dropped_ids = done.start, done.dropped_ids[:shown]
+        self.record.speculative_tokens += len(done.dropped_ids) - shown
         note.inserted, note.inserted_tokens = (done.start, done.end), done.end - done.start
         self._point = self._reviewed = done.end
         self._reviewed_steps = note.step or 0

@@ -85,7 +85,7 @@ class TextSession:
     async def resume(self, step: int, proposal: Proposal) -> TextSession:
         """See :meth:`Reentrant.resume`. A text has no environment, so this raises no ReplayError."""
         plan, logprobs, weights = proposal.payload
-        trajectory = copy(self.trajectory)
+        trajectory = self.trajectory.copy()
         apply_splice(trajectory, visible_text(trajectory, self.means.shared), plan, logprobs, weights)
         while trajectory.remaining > 0:
             chunk = await self.means.writer.write(self.prompt_ids + trajectory.ids, trajectory.remaining)
@@ -108,19 +108,6 @@ def visible_text(trajectory: Trajectory, shared: Reviewing) -> TokenText:
     ids = trajectory.ids
     text.extend(ids[:-1] if ids and ids[-1] in shared.end_ids else ids)
     return text
-
-
-def copy(trajectory: Trajectory) -> Trajectory:
-    """The same tokens, authors, log-probs and weights in an object of its own."""
-    twin = Trajectory(trajectory.limit)
-    for span in trajectory.spans:
-        twin.append(
-            trajectory.ids[span.start : span.end],
-            span.author,
-            trajectory.logprobs[span.start : span.end],
-            trajectory.weights[span.start : span.end],
-        )
-    return twin
 
 
 def from_columns(

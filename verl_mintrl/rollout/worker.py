@@ -25,6 +25,7 @@ from verl_mintrl.judges.prompts import PromptSet
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.roles import RolesJudge
 from verl_mintrl.learning.schedule import Schedule
+from verl_mintrl.rollout.abort import AbortingClient
 from verl_mintrl.rollout.agent_loop import AGENT_NAME
 from verl_mintrl.rollout.group import Group, Held, assign_roles
 from verl_mintrl.rollout.group_failure import GroupFailure, Waiting
@@ -51,8 +52,8 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        client: Any = self.llm_client  # type: ignore[has-type]
-        self.llm_client = ReplayingClient(client)  # what loops get; judges and scoring keep verl's own
+        client = AbortingClient(self.llm_client)  # type: ignore[has-type]
+        self.llm_client = ReplayingClient(client)  # what loops get; judges and scoring are never given turns
         self.intervention = parse(self.config.intervention)
         self.schedule = Schedule(
             stop_after_updates=self.intervention.schedule.stop_after_updates,

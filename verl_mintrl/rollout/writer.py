@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from verl_mintrl.rollout.abort import ABORTED
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ class ServerWriter:
         request_id: constant within a session, so that all chunks go to the replica that holds the prefix.
         end_ids: end-of-sequence ids of tokenizer and generation config.
         decode: token ids -> text, only to see whether a stop string was written.
-        seed_parts: under ``rollout.full_determinism`` every call gets its own seed from these and its number, since verl would
-            otherwise use one seed for all sessions; None leaves sampling random.
+        seed_parts: under ``rollout.full_determinism`` every call gets its own seed from these and the text it continues, since verl
+            would otherwise use one seed for all sessions; None leaves sampling random.
+        aborted: cancelled calls that the server confirmed to have dropped.
     """
 
     client: Any
@@ -70,6 +74,7 @@ class ServerWriter:
     seed_parts: tuple[Any, ...] | None = None
     seconds: float = 0.0
     calls: int = 0
+    aborted: int = 0
     versions: list[int] = field(default_factory=list)
 
     async def write(self, prefix: Sequence[int], limit: int, stop: Sequence[str] = ()) -> Chunk:
@@ -80,15 +85,19 @@ class ServerWriter:
             if stop:
                 params.update(stop=list(stop), include_stop_str_in_output=True)
             request_id = self.request_id
+            whole = [*prefix, *ids]
             if self.seed_parts is not None:
-                params["seed"] = derive_seed(*self.seed_parts, self.calls)
+                params["seed"] = derive_seed(*self.seed_parts, array("q", whole).tobytes())
                 request_id = f"{self.request_id}-{self.calls}"  # reaches vLLM unchanged in this mode, so must be unique
             started = time.monotonic()
-            output = await self.client.generate(
-                request_id=request_id, prompt_ids=[*prefix, *ids], sampling_params=params
-            )
-            self.seconds += time.monotonic() - started
             self.calls += 1
+            try:
+                output = await self.client.generate(request_id=request_id, prompt_ids=whole, sampling_params=params)
+            except asyncio.CancelledError as error:
+                self.aborted += ABORTED in error.args
+                raise
+            finally:
+                self.seconds += time.monotonic() - started
             for key in ("min_global_steps", "max_global_steps"):
                 if (version := output.extra_fields.get(key)) is not None:
                     self.versions.append(int(version))

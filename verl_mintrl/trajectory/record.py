@@ -91,6 +91,12 @@ class SessionRecord:
         masked: left out of loss and baselines; ``mask_reason`` says why.
         fatal: the run has to stop, with this message.
         generate_seconds: time spent waiting for the policy.
+        judge_wait_seconds: time in which nothing was done but wait for the judge.
+        superseded: reviews of text that an earlier intervention replaced while the judge still read or had just read it
+            (``review.mode: overlapped``); only their cost counts.
+        speculative_tokens: tokens the policy had written past the reviewed text when an intervention cut back, as far as they
+            were received.
+        aborted_requests: requests to the policy that an intervention stopped on the server.
         triggered: the whole group had failed (trigger ``group_failure``).
         walk: reviews of a failed session; became ``reviews`` where the edited version replaced it.
         walk_error: why a walk ended early although no judge failed (a policy server went away), empty otherwise.
@@ -109,6 +115,10 @@ class SessionRecord:
     mask_reason: str = ""
     fatal: str = ""
     generate_seconds: float = 0.0
+    judge_wait_seconds: float = 0.0
+    superseded: list[ReviewRecord] = field(default_factory=list)
+    speculative_tokens: int = 0
+    aborted_requests: int = 0
     triggered: bool = False
     walk_error: str = ""
     replaced: bool = False
@@ -127,6 +137,11 @@ class SessionRecord:
         """Every look a judge had at the session, whether or not anything of it was published."""
         return self.walk or self.reviews
 
+    @property
+    def paid(self) -> list[ReviewRecord]:
+        """Every look that cost something, also at text that did not stand."""
+        return self.asked + self.superseded
+
     def stop_run(self, reason: str, message: str) -> None:
         """The run cannot go on: the trainer stops with ``message``, and the session is not learned from.
 
@@ -141,7 +156,7 @@ class SessionRecord:
     def from_dict(cls, data: dict[str, Any]) -> SessionRecord:
         known = {f.name for f in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        for name in ("reviews", "walk"):
+        for name in ("reviews", "walk", "superseded"):
             values[name] = [_review(review) for review in values.get(name, [])]
         return cls(**values)
 

@@ -148,6 +148,14 @@ class Trajectory:
                 self.spans.append(replace(span, end=kept_to))
         return dropped
 
+    def copy(self) -> Trajectory:
+        """The same tokens, authors, log-probs and weights in an object of its own."""
+        twin = Trajectory(self.limit)
+        twin.ids, twin.logprobs, twin.weights = list(self.ids), list(self.logprobs), list(self.weights)
+        twin.spans = list(self.spans)
+        twin._inserted, twin._writes = self._inserted, self._writes
+        return twin
+
     def authors(self) -> list[int]:
         """Author of every token as a plain int, [T]."""
         return [int(span.author) for span in self.spans for _ in range(len(span))]

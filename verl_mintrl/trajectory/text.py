@@ -15,6 +15,7 @@ text.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -79,6 +80,12 @@ class TokenText:
         self._reach = _BLOCK
         self._checked = min(self._checked, n_tokens)
         self._stale = True
+
+    def copy(self) -> TokenText:
+        """The same tokens and what has been decoded of them, in an object of its own."""
+        twin = copy.copy(self)
+        twin.ids, twin._marks = list(self.ids), list(self._marks)
+        return twin
 
     @property
     def text(self) -> str:
