@@ -32,11 +32,20 @@ class Mixture:
         hinted: running sums with the hint, without flaws.
         old: the old task.
         terms: fewest and most terms of a running sum.
+        growth: share of the training in which the most terms grow from three to that many: short sums teach the habit
+            of working line by line much faster than long ones.
     """
 
     hinted: float = 0.25
     old: float = 0.15
     terms: tuple[int, int] = (2, 13)
+    growth: float = 0.5
+
+    def most_terms(self, done: float) -> int:
+        """Most terms of a sum when a share ``done`` of the training is over."""
+        if done >= self.growth:
+            return self.terms[1]
+        return 3 + int((self.terms[1] - 3) * done / self.growth)
 
 
 def write_solution(terms: Sequence[int], flaws: Flaws, rng: random.Random) -> str:
@@ -53,18 +62,27 @@ def write_solution(terms: Sequence[int], flaws: Flaws, rng: random.Random) -> st
     return "\n".join([*lines, tasks.ending_line(total)])
 
 
-def texts(mixture: Mixture, flaws: Flaws, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Endless pairs of question and response; none is a question of a held-out split."""
-    while True:
+def texts(
+    count: int, mixture: Mixture, flaws: Flaws, rng: random.Random, done: float = 1.0
+) -> Iterator[tuple[str, str]]:
+    """Pairs of question and response; none is a question of a held-out split.
+
+    Args:
+        count: how many.
+        done: share of the training that is over, in [0, 1].
+    """
+    while count:
         kind = rng.random()
         if kind < mixture.old:
             old = tasks.old_problem(tasks.draw_word(rng))
             yield old.text, old.solution
+            count -= 1
             continue
-        terms = tasks.draw_terms(rng.randint(*mixture.terms), rng)
+        terms = tasks.draw_terms(rng.randint(mixture.terms[0], mixture.most_terms(done)), rng)
         text = tasks.question(terms)
         if tasks.held_out(text):
             continue
+        count -= 1
         if kind < mixture.old + mixture.hinted:
             yield tasks.HINT + text, write_solution(terms, Flaws(0.0, 0.0, flaws.restate), rng)
         else:

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,10 @@ def train(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> tuple[LlamaForC
 def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless ids and labels, each [batch, length], padded on the right; questions have no loss."""
     rng = random.Random(recipe.seed)
-    source = texts(recipe.mixture, recipe.flaws, rng)
-    while True:
-        encoded = [_encoded(*next(source), tokenizer) for _ in range(_POOL * recipe.batch)]
+    for pool in count():
+        done = min(1.0, pool * _POOL / recipe.updates)
+        drawn = texts(_POOL * recipe.batch, recipe.mixture, recipe.flaws, rng, done)
+        encoded = [_encoded(*pair, tokenizer) for pair in drawn]
         encoded.sort(key=lambda pair: len(pair[0]))
         starts = list(range(0, len(encoded), recipe.batch))
         rng.shuffle(starts)

@@ -29,6 +29,7 @@ ENDING = "#"
 MISREAD = {6: 9}
 MAX_TOTAL = 89  # of a problem, so that totals stay below 100 after a term was misread
 _HELD_OUT_OF = 8  # one in so many problems is never trained on
+_PATIENCE = 2_000  # draws without a new problem after which a split is exhausted
 
 SUMS = "running_sums"
 OLD = "reversal"
@@ -268,14 +269,14 @@ def make_split(name: str, n: int, seed: int) -> list[Problem]:
         raise ValueError(f"split {name!r}, known are {', '.join([*SPLITS, 'old'])}")
     rng = random.Random(f"{name}-{seed}")
     found: dict[str, Problem] = {}
-    for _ in range(2_000 + 500 * n):
-        if len(found) == n:
-            break
+    missed = 0  # draws in a row that brought nothing new
+    while len(found) < n:
         problem = old_problem(draw_word(rng)) if name == "old" else _candidate(SPLITS[name], rng)
+        missed = missed + 1 if problem is None or problem.text in found else 0
+        if missed > _PATIENCE:
+            raise ValueError(f"split {name} has too few problems for {n} different ones")
         if problem is not None:
             found.setdefault(problem.text, problem)
-    if len(found) < n:
-        raise ValueError(f"split {name} has too few problems for {n} different ones")
     return list(found.values())
 
 
