@@ -1,0 +1,49 @@
+"""Runs of a random policy: they repeat to the last bit, and every arm goes through."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lab.arms import ARMS
+from lab.evaluate import Examination
+from lab.loop import Experiment, run
+
+SMALL = {"updates": 2, "prompts": 2, "n": 4, "pool": 8, "validate_every": 2, "examination": Examination(4, 2)}
+TIMES = ("time/", "latency", "wait_share")
+
+
+def experiment(name, seed=0, **changes):
+    arm = ARMS[name]
+    return Experiment(
+        name,
+        seed,
+        arm.preset,
+        arm.configuration(),
+        self_judged=arm.corrector == "hint",
+        baseline=arm.baseline,
+        **{**SMALL, **changes},
+    )
+
+
+def rows(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not any(word in k for word in TIMES)} for line in lines]
+
+
+@pytest.mark.parametrize("name", ["mintrl_gated", "rti"])
+def test_a_seed_repeats_itself(tiny_policy, tmp_path, name):
+    first = rows(run(experiment(name), tiny_policy, tmp_path / "a"))
+    again = rows(run(experiment(name), tiny_policy, tmp_path / "b"))
+    other = rows(run(experiment(name, seed=1), tiny_policy, tmp_path / "c"))
+    assert json.dumps(first) == json.dumps(again)
+    assert json.dumps(first[1:]) != json.dumps(other[1:])
+    assert [row["update"] for row in first[1:]] == [0, 1, 2]
+
+
+def test_interventions_reach_the_rows(tiny_policy, tmp_path):
+    row = rows(run(experiment("mintrl_const"), tiny_policy, tmp_path))[2]
+    assert row["intervention/sessions_treated"] == 4
+    assert row["intervention/sessions_intervened"] > 0
+    assert 0 < row["intervention/inserted_token_share"] < 1
+    assert row["actor/regression/drift_abs_min"] == 0, "the log-probs are those of the policy that sampled"
