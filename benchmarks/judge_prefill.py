@@ -242,8 +242,9 @@ def lines(findings: Findings) -> list[str]:
             )
         ends.append(
             f"{mode}: asked ~ length^{findings.growth(mode, 'asked'):.3f}, left after reuse ~ "
-            f"length^{findings.growth(mode, 'read'):.3f}; reused of a session's first request: {_opening(findings.siblings[mode])} tokens after "
-            f"another session of the prompt, {_opening(findings.strangers[mode])} after other prompts only"
+            f"length^{findings.growth(mode, 'read'):.3f}; reused of a session's first request: "
+            f"{_opening(findings.siblings[mode])} tokens after another session of the prompt, "
+            f"{_opening(findings.strangers[mode])} after other prompts only"
         )
     head = ["roles", "response", "requests", "asked", "left", "asked / token", "left / token", "reused"]
     return [*table.columns(head, rows), "", *ends]
