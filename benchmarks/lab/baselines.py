@@ -1,7 +1,7 @@
 """What users compare with, on the same policy, problems and optimiser: SFT then GRPO, LUFFY, on-policy distillation.
 
-GSPO needs nothing of its own (``policy_loss.loss_mode: gspo``). Not here: MENTOR and AEPO, which mix two models token by token while
-sampling, or steer it by entropy; both need a sampler that the engine does not offer.
+GSPO needs nothing of its own (``policy_loss.loss_mode: gspo``). Not here: MENTOR and AEPO, which mix two models token by token
+while sampling, or steer it by entropy; both need a sampler that the engine does not offer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FineTuneFirst(Baseline):
 
 
 class Luffy(Baseline):
-    """LUFFY (arXiv 2504.14945): one right solution per group in place of a session, its tokens under the shaped ratio p / (p + 0.1)."""
+    """LUFFY (arXiv 2504.14945): a right solution in place of one session per group, under the shaped ratio p / (p + 0.1)."""
 
     gamma: ClassVar[float] = 0.1
     mark_authors = True

@@ -20,26 +20,27 @@ class Examination:
     """What a policy is examined on.
 
     Attributes:
-        problems: of ``validation``; a quarter of that of ``harder``, ``hard`` and ``old``.
-        attempts: sessions of each problem of ``validation`` and ``harder``.
+        problems: of ``validation``; half as many of ``harder``, ``hard`` and ``old``.
+        attempts: sessions of each problem of the sums.
     """
 
     problems: int = 64
     attempts: int = 4
 
+    def validation(self, sampler: Sampler) -> dict[str, float]:
+        """Only the held-out problems that are like those of training."""
+        return self._split(sampler, "validation", "val", self.problems)
+
+    def _split(self, sampler: Sampler, split: str, prefix: str, problems: int) -> dict[str, float]:
+        samples = sampler.plain_groups(tasks.make_split(split, problems, PROBLEM_SEED), self.attempts)
+        return {f"{prefix}/{name}": value for name, value in measured(samples, self.attempts).items()}
+
     def everything(self, sampler: Sampler) -> dict[str, float]:
-        """All splits; a few seconds."""
+        """All splits."""
         few = max(4, self.problems // 2)
-        result = {
-            f"val/{name}": value
-            for name, value in measured(
-                sampler.plain_groups(tasks.make_split("validation", self.problems, PROBLEM_SEED), self.attempts),
-                self.attempts,
-            ).items()
-        }
+        result = self.validation(sampler)
         for split in ("harder", "hard"):
-            samples = sampler.plain_groups(tasks.make_split(split, few, PROBLEM_SEED), self.attempts)
-            result |= {f"{split}/{name}": value for name, value in measured(samples, self.attempts).items()}
+            result |= self._split(sampler, split, split, few)
         old = sampler.plain_groups(tasks.make_split("old", few, PROBLEM_SEED), 2)
         return result | {"old/success": float(np.mean([s.reward for s in old]))}
 

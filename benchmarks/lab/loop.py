@@ -41,7 +41,8 @@ class Experiment:
         updates, prompts, n: optimiser updates of ``prompts`` groups of ``n`` sessions each.
         pool: different training problems; small enough that each is seen several times.
         split: they are taken from.
-        validate_every: updates between two examinations; there is one before the first and one after the last.
+        validate_every: updates between two looks at ``validation``; on the other splits the policy is examined before the first
+            update and after the last.
         warm_up: updates of plain GRPO before the arm begins, for a stronger policy.
     """
 
@@ -57,8 +58,8 @@ class Experiment:
     pool: int = 192
     split: str = "train"
     validate_every: int = 15
-    optimisation: Optimisation = Optimisation()
-    examination: Examination = Examination()
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    examination: Examination = field(default_factory=Examination)
     warm_up: int = 0
 
     @property
@@ -80,7 +81,7 @@ def run(
         the file, which appears only when the run is complete.
     """
     torch.manual_seed(experiment.seed)
-    rows: list[dict[str, Any]] = [{"experiment": asdict(experiment)}]
+    rows: list[dict[str, Any]] = [{"experiment": asdict(experiment), "policy": policy.name}]
     for row in _updates(experiment, policy):
         rows.append(row)
         on_update(row)
@@ -136,8 +137,10 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
         }
         if samples and any(s.record.triggered for s in samples):
             row["books"] = _books(samples)
-        if update % e.validate_every == 0 or update == e.updates:
+        if update == e.updates:
             row |= e.examination.everything(sampler)
+        elif update % e.validate_every == 0:
+            row |= e.examination.validation(sampler)
         yield row
 
 

@@ -1,0 +1,146 @@
+"""The claims table in Markdown, one figure per claim, and one line per run, from the files of the runner."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from lab.claims import CLAIMS, RULE, Claim
+from lab.results import SUCCESS, Results
+
+#: what is kept of a run beside the table
+KEPT = (
+    "success",
+    "pass@",
+    "pass^",
+    "step_accuracy",
+    "length",
+    "steps",
+    "well_formed",
+    "entropy",
+    "solved",
+    "own_success",
+)
+
+
+def write_report(runs: Path, target: Path, suite: str) -> str:
+    """Write ``claims.md``, ``runs.jsonl`` and ``claim-<number>.png`` into ``target``; returns a short summary."""
+    results = Results.load(runs)
+    target.mkdir(parents=True, exist_ok=True)
+    wanted = CLAIMS[:1] if suite == "quick" else CLAIMS
+    lines = [
+        "# Claims",
+        "",
+        f"Suite `{suite}`, {len(results)} runs, commit `{_commit()}`. {RULE}",
+        "",
+        f"Command: `python benchmarks/lab/run.py --suite {suite}`; a row alone: add `--arms` and the arms named in it.",
+        "",
+    ]
+    for claim in wanted:
+        lines += _section(claim, results, target)
+    lines += ["## All arms", "", *_overview(results)]
+    (target / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _keep(results, target / "runs.jsonl")
+    return "\n".join(_overview(results))
+
+
+def _section(claim: Claim, results: Results, target: Path) -> list[str]:
+    figure = target / f"claim-{claim.number}.png"
+    drawn = draw(claim, results, figure)
+    rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in claim.judge(results)]
+    picture = ["", f"![claim {claim.number}]({figure.name})"] if drawn else []
+    return [
+        f"## {claim.number}. {claim.title}",
+        "",
+        "| statement | measured | verdict |",
+        "|---|---|---|",
+        *rows,
+        *picture,
+        "",
+    ]
+
+
+def _overview(results: Results) -> list[str]:
+    columns = {
+        "success before": lambda r: r.first(),
+        "last": lambda r: r.last(),
+        "best": lambda r: r.best(),
+        "pass@4": lambda r: r.last("val/pass@4"),
+        "steps right": lambda r: r.last("val/step_accuracy"),
+        "longer problems": lambda r: r.last("harder/success"),
+        "hard": lambda r: r.last("hard/success"),
+        "old task": lambda r: r.last("old/success"),
+        "inserted": lambda r: r.mean("intervention/inserted_token_share"),
+        "s per update": lambda r: r.seconds() / r.experiment["updates"],
+    }
+    lines = ["| arm | seeds | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
+    for arm in sorted(results.arms, key=lambda arm: -float(np.mean(results.values(arm, columns["last"])))):
+        numbers = [results.text(arm, number) for number in columns.values()]
+        lines.append(f"| {arm} | {len(results.of(arm))} | " + " | ".join(numbers) + " |")
+    return lines
+
+
+def draw(claim: Claim, results: Results, path: Path) -> bool:
+    """Curves over updates, or bars of the last validation success; False where nothing was run."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    arms = [arm for arm in claim.arms if results.of(arm)]
+    if not arms:
+        return False
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for number, arm in enumerate(arms):
+        runs = results.of(arm)
+        if claim.curve:
+            curves = [dict(run.curve(claim.curve)) for run in runs]
+            updates = sorted(set.intersection(*(set(curve) for curve in curves)))
+            lines = np.array([[curve[u] for u in updates] for curve in curves])
+            style = "-" if number < 10 else "--"
+            (line,) = axes.plot(updates, lines.mean(0), style, label=f"{arm} ({len(runs)})")
+            if len(runs) > 1:
+                spread = lines.std(0, ddof=1)
+                axes.fill_between(
+                    updates, lines.mean(0) - spread, lines.mean(0) + spread, alpha=0.12, color=line.get_color()
+                )
+        else:
+            values = [run.last() for run in runs]
+            axes.barh(number, np.mean(values), xerr=np.std(values, ddof=1) if len(values) > 1 else None, color="C0")
+    if claim.curve:
+        axes.set_xlabel("update")
+        axes.set_ylabel(claim.curve)
+        axes.legend(fontsize=7)
+    else:
+        axes.set_yticks(range(len(arms)), arms, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel(SUCCESS)
+    axes.set_title(f"{claim.number}. {claim.title}", fontsize=9)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+    return True
+
+
+def _keep(results: Results, path: Path) -> None:
+    """One line per run: what was run, the curves of what is looked at."""
+    with path.open("w", encoding="utf-8") as file:
+        for arm in results.arms:
+            for run in results.of(arm):
+                names = {name for row in run.rows for name in row if any(word in name for word in KEPT) and "/" in name}
+                looked = [row for row in run.rows if SUCCESS in row]
+                curves = {
+                    name: [[row["update"], round(row[name], 4)] for row in looked if row.get(name) is not None]
+                    for name in sorted(names)
+                }
+                line = {"experiment": run.experiment, "seconds": round(run.seconds(), 1), "curves": curves}
+                file.write(json.dumps(line) + "\n")
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"

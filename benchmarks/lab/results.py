@@ -1,0 +1,153 @@
+"""Finished runs as numbers: last and best checkpoint, curves, paired differences over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SUCCESS = "val/success"
+#: differences below it are of no interest, in success; two policies that close are called equal
+MARGIN = 0.02
+
+
+@dataclass(frozen=True)
+class Run:
+    """One file of the runner.
+
+    Attributes:
+        experiment: what was run.
+        rows: one per update, the first before any.
+    """
+
+    experiment: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def arm(self) -> str:
+        return self.experiment["arm"]
+
+    @property
+    def seed(self) -> int:
+        return self.experiment["seed"]
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(update, value) wherever there is one."""
+        return [(row["update"], row[name]) for row in self.rows if row.get(name) is not None]
+
+    def last(self, name: str = SUCCESS) -> float:
+        curve = self.curve(name)
+        return curve[-1][1] if curve else math.nan
+
+    def first(self, name: str = SUCCESS) -> float:
+        curve = self.curve(name)
+        return curve[0][1] if curve else math.nan
+
+    def best(self, name: str = SUCCESS) -> float:
+        return max((value for _, value in self.curve(name)), default=math.nan)
+
+    def mean(self, name: str, start: float = 0.0, end: float = 1.0) -> float:
+        """Mean over the updates between two shares of the run."""
+        updates = self.experiment["updates"]
+        values = [value for update, value in self.curve(name) if start * updates < update <= end * updates]
+        return float(np.mean(values)) if values else math.nan
+
+    def gathered(self, name: str) -> float:
+        """Sum over all updates."""
+        return float(sum(value for _, value in self.curve(name)))
+
+    def seconds(self, until: int | None = None) -> float:
+        """Time spent sampling and learning, examinations left out."""
+        return sum(
+            row["time/sample"] + row["time/learn"] for row in self.rows[1:] if until is None or row["update"] <= until
+        )
+
+    def at_seconds(self, budget: float) -> float:
+        """Validation success at the last look within a time."""
+        return [value for update, value in self.curve(SUCCESS) if self.seconds(update) <= budget][-1]
+
+
+Number = Callable[[Run], float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired over seeds.
+
+    Attributes:
+        mean: of a - b.
+        error: standard error of the mean over seeds; NaN for one seed.
+        seeds: how many both have.
+    """
+
+    mean: float
+    error: float
+    seeds: int
+
+    def verdict(self, margin: float = MARGIN) -> str:
+        """Whether a is larger than b.
+
+        ``holds``: by more than twice the standard error, over at least 3 seeds. ``does not hold``: smaller by as much, or certainly
+        not larger than by ``margin``. Otherwise ``not decidable here``.
+        """
+        if self.seeds == 0:
+            return "not run"
+        if self.seeds < 3 or not math.isfinite(self.mean):
+            return "not decidable here"
+        if self.mean > 2 * self.error and self.mean > 0:
+            return "holds"
+        if self.mean < -2 * self.error or self.mean + 2 * self.error < margin:
+            return "does not hold"
+        return "not decidable here"
+
+
+class Results:
+    """All finished runs of a folder."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = {(run.arm, run.seed): run for run in runs}
+
+    @classmethod
+    def load(cls, folder: Path) -> Results:
+        runs = []
+        for path in sorted(folder.glob("*.jsonl")):
+            head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+            runs.append(Run(head["experiment"], rows))
+        return cls(runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def arms(self) -> list[str]:
+        return sorted({arm for arm, _ in self._runs})
+
+    def of(self, arm: str) -> list[Run]:
+        """Runs of an arm by seed."""
+        return [run for (name, _), run in sorted(self._runs.items()) if name == arm]
+
+    def values(self, arm: str, number: Number) -> list[float]:
+        return [number(run) for run in self.of(arm)]
+
+    def text(self, arm: str, number: Number, digits: int = 3) -> str:
+        """Mean ± standard deviation over seeds."""
+        values = [v for v in self.values(arm, number) if math.isfinite(v)]
+        if not values:
+            return "-"
+        spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+        return f"{np.mean(values):.{digits}f}{spread}"
+
+    def difference(self, a: str, b: str, number: Number, other: Number | None = None) -> Difference:
+        """``number`` of arm ``a`` minus ``other`` (the same by default) of arm ``b``, paired by seed."""
+        theirs = {run.seed: (other or number)(run) for run in self.of(b)}
+        pairs = [number(run) - theirs[run.seed] for run in self.of(a) if run.seed in theirs]
+        pairs = [d for d in pairs if math.isfinite(d)]
+        if not pairs:
+            return Difference(math.nan, math.nan, 0)
+        error = float(np.std(pairs, ddof=1) / math.sqrt(len(pairs))) if len(pairs) > 1 else math.nan
+        return Difference(float(np.mean(pairs)), error, len(pairs))

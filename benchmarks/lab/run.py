@@ -1,0 +1,116 @@
+"""Run the laboratory: do the claims about correcting a policy inside its rollouts hold, for a tiny policy on a CPU?
+
+    python benchmarks/lab/run.py --suite quick          # claim 1, two arms, one seed; minutes
+    python benchmarks/lab/run.py --suite full --jobs 2   # hours; started again it goes on where it was
+
+Every run is a file ``<out>/runs/<arm>-<seed>.jsonl``; the table and the figures are made from what is there. The policy is
+pretrained first where it is not cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+if TYPE_CHECKING:
+    from lab.loop import Experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--suite", choices=("quick", "full"), default="quick")
+    parser.add_argument("--out", type=Path, help="default: .cache/lab/<suite>")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at once, one thread each")
+    parser.add_argument("--arms", nargs="*", help="only these")
+    parser.add_argument("--seeds", type=int, nargs="*", help="only these")
+    parser.add_argument("--report-only", action="store_true", help="run nothing, only make table and figures")
+    parser.add_argument("--results", type=Path, help="where table and figures go; default: <out>")
+    args = parser.parse_args()
+    from lab.pretrain import policy_path
+    from lab.report import write_report
+    from lab.suites import suite
+
+    started = time.monotonic()
+    out = args.out or ROOT / ".cache" / "lab" / args.suite
+    chosen = [
+        e
+        for e in suite(args.suite)
+        if (not args.arms or e.arm in args.arms) and (not args.seeds or e.seed in args.seeds)
+    ]
+    if not args.report_only:
+        policy = policy_path()
+        execute(chosen, policy, out / "runs", args.jobs)
+    print(write_report(out / "runs", args.results or out, args.suite))
+    print(
+        f"lab: ok suite={args.suite} runs={len(list((out / 'runs').glob('*.jsonl')))} {time.monotonic() - started:.0f} s"
+    )
+
+
+def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: int) -> None:
+    """Run what has not been run; a file of another configuration under the same name is replaced."""
+    missing = [e for e in experiments if not is_done(e, policy, out)]
+    print(f"lab: {len(experiments) - len(missing)} of {len(experiments)} runs are there", flush=True)
+    if not missing:
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
+        running = {pool.submit(_run, e, policy, out): e for e in missing}
+        for number, done in enumerate(as_completed(running), 1):
+            name, error = running[done].name, done.exception()
+            if error is not None:
+                print(f"lab: {name} failed: {type(error).__name__}: {error}", flush=True)
+                continue
+            last = done.result()
+            print(
+                f"lab: {number}/{len(missing)} {name:<28} success {last['val/success']:.3f} "
+                f"steps right {last['val/step_accuracy']:.3f} in {last['seconds']:.0f} s",
+                flush=True,
+            )
+
+
+def is_done(experiment: Experiment, policy: Path, out: Path) -> bool:
+    path = out / f"{experiment.name}.jsonl"
+    if not path.is_file():
+        return False
+    with path.open() as file:
+        head = json.loads(file.readline())
+    return head["experiment"] == json.loads(json.dumps(asdict(experiment))) and head["policy"] == policy.name
+
+
+def _quiet() -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    import logging
+
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # runs side by side are faster, and only one thread rounds the same way every time
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("verl_mintrl").setLevel(logging.ERROR)
+
+
+def _run(experiment: Experiment, policy: Path, out: Path) -> dict[str, Any]:
+    from lab.loop import run
+
+    started = time.monotonic()
+    lines = run(experiment, policy, out).read_text().splitlines()
+    return {**json.loads(lines[-1]), "seconds": time.monotonic() - started}
+
+
+if __name__ == "__main__":
+    main()

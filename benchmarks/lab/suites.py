@@ -1,0 +1,69 @@
+"""Which arms are run under which seeds, most important claims first: cut anywhere, what was run answers whole claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.arms import ARMS
+from lab.evaluate import Examination
+from lab.learner import Optimisation
+from lab.loop import Experiment
+
+SEEDS = (0, 1, 2)
+#: the same for every arm; found with stock GRPO
+OPTIMISATION = Optimisation()
+QUICK = ("grpo", "mintrl_gated")
+
+#: arms in the order of the claims that need them first (number of the claim, arms)
+FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (1, ("grpo", "mintrl_gated", "mintrl_const", "rti", "sft_then_grpo", "regression_on_policy")),
+    (3, ("const_systematic", "gated_systematic", "rti_systematic", "const_noisy", "gated_noisy", "rti_noisy")),
+    (1, ("luffy", "gspo", "mintrl_proxy")),
+    (4, ("const_insertions_1", "const_insertions_4", "const_insertions_8", "const_every_2", "const_every_3")),
+    (5, ("const_beta_0.1", "proxy_beta_0.1", "mintrl_const_strong", "mintrl_proxy_strong", "grpo_strong")),
+    (6, ("const_group_baseline",)),
+    (7, ("const_stop",)),
+    (8, ("mintrl_self",)),
+    (9, ("rti_noisy_unverified", "rti_ungated", "rti_unweighted", "rti_noisy_ungated")),
+    (10, ("rti_strict", "rti_strict_ignoring_numbers")),
+    (11, ("grpo_rough", "gspo_rough", "regression_on_policy_rough", "mintrl_const_rough")),
+    (5, ("const_beta_0.01", "const_beta_0.1_success", "const_beta_0.1_uncapped", "const_kappa_-2", "const_kappa_1")),
+    (2, ("grpo_hard", "mintrl_const_hard", "mintrl_gated_hard", "rti_hard")),
+    (1, ("distil", "vcv_regression")),
+    (8, ("rti_hint",)),
+    (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
+    (6, ("const_control_2", "const_control_6")),
+    (7, ("gated_stop",)),
+    (9, ("rti_unverified",)),
+)
+
+
+def experiment(arm: str, seed: int) -> Experiment:
+    """The run of an arm under a seed, in the size of the suites."""
+    chosen = ARMS[arm]
+    return replace(
+        Experiment(
+            arm,
+            seed,
+            chosen.preset,
+            chosen.configuration(),
+            self_judged=chosen.corrector == "hint",
+            baseline=chosen.baseline,
+            optimisation=replace(OPTIMISATION, **chosen.optimisation),
+        ),
+        **chosen.experiment,
+    )
+
+
+def suite(name: str) -> list[Experiment]:
+    """Runs of a suite, in order.
+
+    Raises:
+        ValueError: no such suite.
+    """
+    if name == "quick":
+        short = {"updates": 50, "validate_every": 10, "examination": Examination(48, 4)}
+        return [replace(experiment(arm, 0), **short) for arm in QUICK]
+    if name == "full":
+        return [experiment(arm, seed) for _, arms in FULL for seed in SEEDS for arm in arms]
+    raise ValueError(f"suite {name!r}, known are quick and full")
