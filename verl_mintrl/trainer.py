@@ -1,13 +1,16 @@
 """verl adapter: the trainers ``trainer.v1.trainer_mode: intervention_sync`` and ``intervention_colocate_async``.
 
 Lean on ``verl.trainer.ppo.v1``: ``PPOTrainerSync``, ``PPOTrainerColocateAsync`` and, of their base, ``_build_replay_buffer``,
-``_init_dataloader``, ``_compute_old_log_prob``, ``_compute_advantage``, ``_update_actor``, ``_log_rollout_data``, ``fit``;
-``register_trainer``; ``transfer_queue.kv_batch_get`` and ``kv_batch_put``; ``verl.workers.utils.padding.response_to_nested``;
+``_init_dataloader``, ``_init_resource_pool_mgr``, ``get_teacher_client``, ``_compute_old_log_prob``, ``_compute_advantage``,
+``_update_actor``, ``_log_rollout_data``, ``fit``; ``register_trainer``;
+``verl.experimental.teacher_loop.MultiTeacherModelManager``;
+``transfer_queue.kv_batch_get`` and ``kv_batch_put``; ``verl.workers.utils.padding.response_to_nested``;
 ``verl.utils.debug.metrics.calculate_debug_metrics``.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
+from verl.experimental.teacher_loop import MultiTeacherModelManager
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -38,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: seconds between two looks into the queue; verl's 2 s are most of a small model's sampling time
 POLL_INTERVAL = 0.2
+#: Ray placement of the servers of a frozen judge
+JUDGE_POOL = "judge_pool"
 
 
 class InterventionTrainer(PPOTrainer):
@@ -62,6 +68,28 @@ class InterventionTrainer(PPOTrainer):
         replay_buffer = super()._build_replay_buffer()
         replay_buffer.poll_interval = POLL_INTERVAL
         return replay_buffer
+
+    @property
+    def _serves_judge(self) -> bool:
+        """Whether the judge is a teacher that verl would not start by itself: its switch also turns on distillation."""
+        judged = self.intervention.trigger != "never" and "teacher" in self.intervention.judge.backends
+        return judged and not self.use_teacher_policy
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self._serves_judge:
+            settings = self.config.distillation
+            self.resource_pool_manager.resource_pool_spec[JUDGE_POOL] = [settings.n_gpus_per_node] * settings.nnodes
+
+    def get_teacher_client(self) -> Any:
+        """verl's, or those of the frozen judge models, which the rollout workers are given in the same way."""
+        if not self._serves_judge:
+            return super().get_teacher_client()
+        config = copy.deepcopy(self.config)
+        config.distillation.enabled = True
+        pool = self.resource_pool_manager.resource_pool_dict[JUDGE_POOL]
+        self.teacher_model_manager = MultiTeacherModelManager(config, pool)
+        return self.teacher_model_manager.get_client()
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()

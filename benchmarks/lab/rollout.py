@@ -20,6 +20,7 @@ from lab.tasks import Problem, rows, score
 from verl_mintrl.config.schema import InterventionConfig
 from verl_mintrl.judges.build import Surroundings, build_judge
 from verl_mintrl.judges.protocol import ReviewRequest
+from verl_mintrl.judges.servers import ServedModel
 from verl_mintrl.learning.schedule import Schedule
 from verl_mintrl.rollout.group import Group, Held, assign_roles
 from verl_mintrl.rollout.group_failure import GroupFailure, Waiting
@@ -86,7 +87,7 @@ class Sampler:
     def _reviewing(self, self_judged: bool) -> Reviewing:
         config = self.config
         strings = control_strings(self.tokenizer)
-        around = Surroundings(self.engine, self.tokenizer, strings, self.engine.max_model_len)
+        around = Surroundings(ServedModel(self.engine, self.tokenizer, self.engine.max_model_len), strings)
         scorer = ServerScorer(self.engine, self.engine.max_model_len)
         hinted = HintJudge(self.engine, scorer, self.encode, self.decode)
         if self_judged:

@@ -17,6 +17,13 @@ from verl_mintrl.errors import ConfigError, DataError
 
 ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.policy_loss"
+#: a frozen judge as it should be
+TEACHER = {
+    "intervention.judge.backend": "teacher",
+    "distillation.nnodes": 1,
+    "distillation.n_gpus_per_node": 1,
+    "distillation.teacher_models.teacher_model.model_path": "judge",
+}
 
 
 #: changes to the recipe mintrl_const -> what the message names, what the hint says
@@ -68,6 +75,16 @@ CONFLICTS = {
         {"intervention.judge.evidence": "outcome"},
         "intervention.judge.evidence",
         "none, rubric or gold",
+    ),
+    "teacher without GPUs": (
+        TEACHER | {"distillation.nnodes": 0},
+        "distillation.nnodes: is not positive",
+        "distillation.n_gpus_per_node",
+    ),
+    "teacher without a model": (
+        TEACHER | {"distillation.teacher_models.teacher_model.model_path": None},
+        "distillation.teacher_models.teacher_model.model_path",
+        "judge's model",
     ),
     "segmenter that does not exist": (
         {"intervention.review.segmenter": "parragraph"},

@@ -38,6 +38,12 @@ SYMBOLS = {
     "verl.workers.rollout.utils:get_max_position_embeddings(hf_config)": "verl_mintrl.rollout.worker",
     f"{TRAINER}._build_replay_buffer(self)": "verl_mintrl.trainer, which sets trainer_mode there",
     f"{TRAINER}._init_dataloader(self)": "verl_mintrl.trainer, which checks train_dataset after it",
+    f"{TRAINER}._init_resource_pool_mgr(self)": "verl_mintrl.trainer, which adds the judge's pool to resource_pool_spec",
+    f"{TRAINER}.get_teacher_client(self)": "verl_mintrl.trainer, verl_mintrl.rollout.teachers",
+    "verl.experimental.teacher_loop:MultiTeacherModelManager(config, resource_pool)": "verl_mintrl.trainer",
+    "verl.experimental.teacher_loop:MultiTeacherModelManager.get_client(self)": "verl_mintrl.trainer",
+    "verl.utils.fs:copy_to_local(src)": "verl_mintrl.rollout.teachers",
+    "verl.utils.tokenizer:hf_tokenizer(name_or_path)": "verl_mintrl.rollout.teachers",
     f"{TRAINER}._compute_old_log_prob(self, batch, metrics)": "verl_mintrl.trainer",
     f"{TRAINER}._compute_advantage(self, batch, metrics)": "verl_mintrl.trainer",
     f"{TRAINER}._update_actor(self, batch, metrics)": "verl_mintrl.trainer",
@@ -72,7 +78,7 @@ SYMBOLS = {
     f"{LOOP}:AgentLoopMetrics(generate_sequences)": "verl_mintrl.rollout.agent_loop",
     f"{LOOP}:AgentLoopOutput.as_dict(self)": "verl_mintrl.rollout.output",
     "verl.workers.rollout.llm_server:LLMServerClient.generate(self, request_id, prompt_ids, sampling_params)": (
-        "verl_mintrl.rollout.writer, verl_mintrl.judges.policy"
+        "verl_mintrl.rollout.writer, verl_mintrl.judges.servers"
     ),
     "verl.workers.rollout.llm_server:LLMServerClient._acquire_server(self, request_id, extra)": (
         "verl_mintrl.rollout.abort, which records the requests of the handle it returns"
@@ -291,6 +297,7 @@ ADDED = {
     "actor_rollout_ref.actor.policy_loss.loss_scale": "InterventionLossConfig",
     "actor_rollout_ref.model.override_config": "transformers",
     "actor_rollout_ref.rollout.enable_sleep_mode": "RolloutConfig",
+    "distillation.teacher_models.teacher_model.inference.enable_sleep_mode": "RolloutConfig",
     "actor_rollout_ref.rollout.engine_kwargs.vllm": "vLLM",
     "ray_kwargs.ray_init": "ray.init",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision": "FSDPEngineConfig",

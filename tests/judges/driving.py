@@ -11,6 +11,7 @@ from rollout.test_periodic import session as scripted_session
 from verl_mintrl.config.schema import JudgeConfig, VerifierConfig, parse
 from verl_mintrl.judges.build import Surroundings, build_judge
 from verl_mintrl.judges.protocol import Judge
+from verl_mintrl.judges.servers import ServedModel
 from verl_mintrl.rollout.periodic import PeriodicSession
 from verl_mintrl.trajectory.record import Role
 from verl_mintrl.trajectory.splice import Budget
@@ -28,7 +29,7 @@ def endpoint_config(url: str, **judge: Any) -> JudgeConfig:
 
 
 def build(config: JudgeConfig) -> Judge:
-    return build_judge(config, VerifierConfig(), Surroundings(None, None, ("<|im_end|>", END), 4096))
+    return build_judge(config, VerifierConfig(), Surroundings(ServedModel(None, None, 4096), ("<|im_end|>", END)))
 
 
 def session(config: JudgeConfig, judge: Judge, *, number: int = 0, script: str = SCRIPT) -> PeriodicSession:

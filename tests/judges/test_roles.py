@@ -14,6 +14,7 @@ from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.prompts import PromptSet
 from verl_mintrl.judges.protocol import Correction, Evidence, Review, ReviewRequest, Verification
 from verl_mintrl.judges.roles import Part, RolesJudge, Sight, lookup
+from verl_mintrl.judges.servers import ServedModel
 
 RUBRIC, GOLD = "RUBRIC-must-name-the-unit", "GOLD-forty-two-metres"
 SAMPLE = {"reward_model": {"ground_truth": GOLD}, "extra_info": {"rubric": RUBRIC}}
@@ -146,7 +147,7 @@ def test_lookup():
 
 
 def built(**judge: Any) -> RolesJudge:
-    around = Surroundings(None, None, (), 4096)
+    around = Surroundings(ServedModel(None, None, 4096), ())
     return build_judge(parse({"judge": {"joint": False, **judge}}).judge, VerifierConfig(), around)
 
 

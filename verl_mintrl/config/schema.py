@@ -130,7 +130,7 @@ class PromptsConfig:
     steering: Optional[str] = None  # noqa: UP045
 
 
-BACKENDS = ("python", "policy", "endpoint", "recorded")
+BACKENDS = ("python", "policy", "teacher", "endpoint", "recorded")
 EVIDENCE = ("none", "outcome", "rubric", "gold")
 
 
@@ -159,6 +159,19 @@ class RolesConfig:
     validator: RoleConfig = field(default_factory=RoleConfig)
     corrector: RoleConfig = field(default_factory=RoleConfig)
     verifier: RoleConfig = field(default_factory=RoleConfig)
+
+
+@dataclass
+class TeacherConfig:
+    """A frozen model on verl's own teacher servers; which and how served is said in ``distillation.teacher_models``.
+
+    Attributes:
+        key: of the model, where there are several; None = the only one.
+        chat_template_kwargs: of its chat template, e.g. ``{enable_thinking: false}``.
+    """
+
+    key: Optional[str] = None  # noqa: UP045
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -308,16 +321,17 @@ class JudgeConfig:
     """Who reviews, what it may see, and what happens when it fails.
 
     Attributes:
-        backend: ``python`` (a function), ``policy`` (the policy's own servers, self-intervention), ``endpoint`` (any
-            OpenAI-compatible server) or ``recorded`` (the answers of an earlier run).
+        backend: ``python`` (a function), ``policy`` (the policy's own servers, self-intervention), ``teacher`` (a frozen model on
+            verl's teacher servers), ``endpoint`` (any OpenAI-compatible server) or ``recorded`` (the answers of an earlier run).
+        teacher: for ``teacher``.
         function: "package.module:name" or "path.py:name", for ``python``.
         endpoint, retry, breaker: for ``endpoint``.
         recorded: ``trainer.rollout_data_dir`` of the earlier run, its folder ``trajectories`` or one file of it.
         evidence: none | outcome | rubric | gold.
         evidence_column: dotted path into the dataset row that holds the rubric or gold text.
-        prompts: template files, for ``policy`` and ``endpoint``.
-        temperature: sampling temperature of ``policy`` and ``endpoint``.
-        max_answer_tokens: answer limit of ``policy`` and ``endpoint``.
+        prompts: template files, for ``policy``, ``teacher`` and ``endpoint``.
+        temperature: sampling temperature of these.
+        max_answer_tokens: answer limit of these.
         call_deadline_s: seconds one call may take, retries included.
         session_deadline_s: seconds of judge time one session may use; after that it goes on without a judge.
         max_concurrency: calls in flight per rollout worker process.
@@ -330,6 +344,7 @@ class JudgeConfig:
 
     backend: str = "python"
     function: Optional[str] = None  # noqa: UP045
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -389,8 +404,14 @@ class JudgeConfig:
                 f"set {NODE}.judge.joint: false, or the keys of {NODE}.judge.roles.corrector to null.",
             )
 
+    @property
+    def backends(self) -> set[str]:
+        """Backends of all roles."""
+        own = (getattr(self.roles, f.name).backend for f in fields(self.roles))
+        return {self.backend, *(backend for backend in own if backend is not None)}
+
     def _check_network(self) -> None:
-        used = {self.backend, self.roles.validator.backend, self.roles.corrector.backend, self.roles.verifier.backend}
+        used = self.backends
         for name in ("base_url", "model"):
             if "endpoint" in used and not getattr(self.endpoint, name):
                 raise ConfigError(

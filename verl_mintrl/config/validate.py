@@ -171,6 +171,8 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             "is not set, but intervention.verifier.enabled is true and the Verifier is a Python function.",
             "Name one, or set intervention.judge.roles.verifier.backend, or intervention.verifier.enabled to false.",
         )
+    if "teacher" in node.judge.backends:
+        yield from _teachers(config)
     if node.gate.mode == "quantile" and not _sampled_plainly(config):
         yield Finding(
             "intervention.gate.mode",
@@ -214,6 +216,23 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             "intervention.review.every_steps",
             f"needs a segmenter with a known step ending ({', '.join(STOPS)}), not {node.review.segmenter!r}.",
             "Set intervention.review.every_tokens instead.",
+        )
+
+
+def _teachers(config: DictConfig) -> Iterator[Finding]:
+    for name in ("nnodes", "n_gpus_per_node"):
+        if not _get(config, f"distillation.{name}", 0) > 0:
+            yield Finding(
+                f"distillation.{name}",
+                "is not positive, but intervention.judge.backend (or that of a role) is teacher, which needs GPUs of its own.",
+                "Set both distillation.nnodes and distillation.n_gpus_per_node.",
+            )
+    models = _get(config, "distillation.teacher_models", {})
+    if not any(model.get("model_path") for model in models.values()):
+        yield Finding(
+            "distillation.teacher_models.teacher_model.model_path",
+            "is not set, but intervention.judge.backend (or that of a role) is teacher.",
+            "Name the judge's model there.",
         )
 
 

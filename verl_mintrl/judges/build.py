@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from verl_mintrl.config.schema import JudgeConfig, RoleConfig, VerifierConfig
@@ -12,7 +12,6 @@ from verl_mintrl.errors import ConfigError
 from verl_mintrl.judges.endpoint import EndpointBackend
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
-from verl_mintrl.judges.policy import PolicyBackend
 from verl_mintrl.judges.prompted import ChatBackend, PromptedJudge
 from verl_mintrl.judges.prompts import PLACEHOLDERS, PromptSet
 from verl_mintrl.judges.protocol import Evidence, Judge, Review, ReviewRequest
@@ -20,6 +19,7 @@ from verl_mintrl.judges.python import THREADS, PythonJudge, load
 from verl_mintrl.judges.rate import ClusterLimiter
 from verl_mintrl.judges.recorded import RecordedJudge
 from verl_mintrl.judges.roles import Part, RolesJudge, Sight
+from verl_mintrl.judges.servers import ServedModel, ServerBackend
 
 #: an endpoint holds ``call_deadline_s`` itself, so that its error can say what happened until then; the guard stands behind
 BACKSTOP_S = 5.0
@@ -30,18 +30,16 @@ class Surroundings:
     """What backends need from the rollout worker.
 
     Attributes:
-        client: verl's server client, for the backend ``policy``.
-        tokenizer: the policy's.
+        policy: on the rollout servers, for the backend ``policy``.
         control_strings: special tokens of the policy.
-        max_model_len: context of the rollout servers, tokens.
-        template_kwargs: ``data.apply_chat_template_kwargs``.
+        teachers: frozen models on verl's teacher servers by key, for the backend ``teacher``.
+        unique_ids: see :class:`ServerBackend`.
     """
 
-    client: Any
-    tokenizer: Any
+    policy: ServedModel
     control_strings: tuple[str, ...]
-    max_model_len: int
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    teachers: Mapping[str, ServedModel] = field(default_factory=dict)
+    unique_ids: bool = False
 
 
 def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) -> RolesJudge:
@@ -139,11 +137,20 @@ def _model(config: JudgeConfig, around: Surroundings) -> Judge:
 def _backend(config: JudgeConfig, around: Surroundings) -> ChatBackend:
     if config.backend == "endpoint":
         return EndpointBackend(config)
-    return PolicyBackend(
-        client=around.client,
-        tokenizer=around.tokenizer,
-        max_model_len=around.max_model_len,
-        max_answer_tokens=config.max_answer_tokens,
-        temperature=config.temperature,
-        template_kwargs=around.template_kwargs,
+    model = around.policy if config.backend == "policy" else _teacher(config, around.teachers)
+    return ServerBackend(
+        model, config.max_answer_tokens, config.temperature, name=config.backend, unique_ids=around.unique_ids
     )
+
+
+def _teacher(config: JudgeConfig, teachers: Mapping[str, ServedModel]) -> ServedModel:
+    key = config.teacher.key
+    if key is None and len(teachers) == 1:
+        key = next(iter(teachers))
+    if key is None or key not in teachers:
+        raise ConfigError(
+            f"intervention.judge.teacher.key is {config.teacher.key!r}, but verl's teacher servers are "
+            f"{', '.join(sorted(teachers)) or 'none'}.",
+            "set it to one of them; distillation.teacher_models says what is served.",
+        )
+    return replace(teachers[key], template_kwargs=config.teacher.chat_template_kwargs)

@@ -2,8 +2,9 @@
 
 Leans on ``verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ`` (a Ray actor class; the plain class is
 ``__ray_metadata__.modified_class``): ``_run_prompt``, ``_run_agent_loop``, ``_agent_loop_postprocess``, ``_compute_score``,
-attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``llm_client``, ``reward_loop_worker_handles``; and on
-``verl.workers.rollout.utils.get_max_position_embeddings``, with which verl fills in a missing ``rollout.max_model_len``.
+attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``llm_client``, ``teacher_client``,
+``reward_loop_worker_handles``; and on ``verl.workers.rollout.utils.get_max_position_embeddings``, with which verl fills in a
+missing ``rollout.max_model_len``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from verl_mintrl.judges.build import Surroundings, build_judge, prompt_set
 from verl_mintrl.judges.prompts import PromptSet
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.roles import RolesJudge
+from verl_mintrl.judges.servers import ServedModel
 from verl_mintrl.learning.schedule import Schedule
 from verl_mintrl.rollout.abort import AbortingClient
 from verl_mintrl.rollout.agent_loop import AGENT_NAME
@@ -35,6 +37,7 @@ from verl_mintrl.rollout.propose import Proposer
 from verl_mintrl.rollout.replay import ReplayingClient, Turn, replayed
 from verl_mintrl.rollout.scoring import ServerScorer
 from verl_mintrl.rollout.session import GROUP_KEY, SESSION_KEY, Session
+from verl_mintrl.rollout.teachers import served_teachers
 from verl_mintrl.rollout.writer import ServerWriter
 from verl_mintrl.trajectory.record import Role, SessionRecord
 from verl_mintrl.trajectory.spans import Trajectory
@@ -60,12 +63,13 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             decay=self.intervention.schedule.decay,  # type: ignore[arg-type]  # checked by ScheduleConfig
         )
         self.end_ids = self._end_ids()
+        template_kwargs = dict(self.config.data.get("apply_chat_template_kwargs", None) or {})
+        length = self.rollout_config.max_model_len or get_max_position_embeddings(self.model_config.hf_config)
         self.surroundings = Surroundings(
-            client=client,
-            tokenizer=self.tokenizer,
+            policy=ServedModel(client, self.tokenizer, length, template_kwargs=template_kwargs),
             control_strings=control_strings(self.tokenizer),
-            max_model_len=self.rollout_config.max_model_len or get_max_position_embeddings(self.model_config.hf_config),
-            template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
+            teachers=served_teachers(self.teacher_client or {}, self.config.distillation.teacher_models),  # type: ignore[has-type]
+            unique_ids=self.rollout_config.full_determinism,
         )
         self.reviewing = self._build_reviewing()
         self.group_failure = GroupFailure(self.intervention, self.reviewing, self.rollout_config.response_length)
@@ -92,7 +96,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             ),
             segmenter=get_segmenter(config.review.segmenter),
             proposer=Proposer(
-                scorer=ServerScorer(self.surroundings.client, self.surroundings.max_model_len),
+                scorer=ServerScorer(self.surroundings.policy.client, self.surroundings.policy.max_model_len),
                 gate=config.gate,
                 token_weights=config.token_weights,
                 decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
@@ -112,7 +116,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
-                **self.surroundings.template_kwargs,
+                **self.surroundings.policy.template_kwargs,
             )
         )
 
