@@ -1,0 +1,131 @@
+"""Tier 1: an arm of the laboratory through real verl (Ray, FSDP2, vLLM), with the numbers tier 2 reports.
+
+    python benchmarks/lab/verl_arm.py mintrl_gated --updates 30
+
+Same policy, problems, optimiser and configuration as ``run.py``; the order of the problems and the random numbers are verl's.
+Writes ``<out>/<arm>-<seed>.jsonl`` in the format of ``run.py``, so that both tiers can be read by the same code. Not for arms
+with a hint as judge, a baseline of the laboratory's own, or a warm-up: those are tier 2 only. The start is that of
+``scripts/quickstart.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import pandas
+
+from lab import tasks
+from lab.arms import ARMS, judged_by
+from lab.evaluate import PROBLEM_SEED
+from lab.loop import Experiment
+from lab.pretrain import policy_path
+from lab.settings import COMMON, ROOT
+from lab.suites import experiment
+from verl_mintrl.trajectory.record import write_jsonl
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("arm", choices=sorted(ARMS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "lab" / "verl")
+    args = parser.parse_args()
+    arm = ARMS[args.arm]
+    if arm.corrector == "hint" or arm.baseline or arm.experiment:
+        sys.exit(f"lab: {args.arm} runs in tier 2 only.")
+    chosen = replace(experiment(args.arm, args.seed), updates=args.updates)
+    folder = args.out / f"{chosen.name}.run"
+    folder.mkdir(parents=True, exist_ok=True)
+    quickstart = _quickstart()
+    for name, problems in (
+        ("train", tasks.make_split(chosen.split, chosen.pool, 0)),
+        ("val", tasks.make_split("validation", chosen.examination.problems, PROBLEM_SEED)),
+    ):
+        pandas.DataFrame(tasks.rows(problems, name)).to_parquet(folder / f"{name}.parquet")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    run = SimpleNamespace(recipe="grpo", model=policy_path(), updates=chosen.updates, overrides=list(overrides(chosen)))
+    if code := quickstart.train(run, folder.resolve()):
+        print((folder / "train.log").read_text(errors="replace")[-4000:], file=sys.stderr)
+        sys.exit(f"lab: verl ended with exit code {code}; the whole log is {folder / 'train.log'}")
+    rows = list(read(folder / "metrics.jsonl"))
+    write_jsonl(
+        args.out / f"{chosen.name}.jsonl",
+        [{"experiment": {"arm": chosen.arm, "seed": chosen.seed, "updates": chosen.updates}}, *rows],
+    )
+    last = [row for row in rows if "val/success" in row][-1]
+    print(f"lab: ok {chosen.name} through verl, {chosen.updates} updates, success {last['val/success']:.3f}")
+
+
+def overrides(chosen: Experiment) -> Iterator[str]:
+    """Hydra overrides of a run under verl."""
+    arm, optimisation = ARMS[chosen.arm], chosen.optimisation
+    values: dict[str, Any] = {
+        **{key: value for key, value in COMMON.items() if "_files" not in key and "model.path" not in key},
+        **arm.configuration(),
+        **(judged_by(arm.corrector, arm.preset, "lab.correctors") if arm.corrector else {}),
+        "data.train_batch_size": chosen.prompts,
+        "data.val_batch_size": chosen.examination.problems,
+        "data.seed": chosen.seed,
+        "actor_rollout_ref.rollout.n": chosen.n,
+        "actor_rollout_ref.rollout.seed": chosen.seed,
+        "actor_rollout_ref.rollout.val_kwargs.n": chosen.examination.attempts,
+        "actor_rollout_ref.rollout.val_kwargs.temperature": 1.0,
+        "actor_rollout_ref.rollout.val_kwargs.top_p": 1.0,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": chosen.prompts // optimisation.mini_batches,
+        "actor_rollout_ref.actor.optim.lr": optimisation.lr,
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": optimisation.warmup * optimisation.mini_batches,
+        "actor_rollout_ref.actor.optim.weight_decay": optimisation.weight_decay,
+        "actor_rollout_ref.actor.grad_clip": optimisation.grad_clip,
+        "reward.custom_reward_function.path": "pkg://lab.tasks",
+        "reward.custom_reward_function.name": "compute_score",
+        "trainer.logger": "[file]",
+        "trainer.total_epochs": 1000,
+        "trainer.val_before_train": True,
+        "trainer.test_freq": chosen.validate_every,
+        "trainer.save_freq": -1,
+    }
+    yield "+platform=cpu"
+    yield f"intervention={arm.preset}"
+    for key, value in values.items():
+        yield f"{key}={'null' if value is None else value}"
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows as tier 2 writes them: one per update, the first before any."""
+    for line in path.read_text().splitlines():
+        data = json.loads(line)["data"]
+        row = {"update": int(data.get("training/global_step", 0)), **data}
+        success = [value for name, value in data.items() if name.startswith("val-core/") and "/mean@" in name]
+        if success:
+            row["val/success"] = success[0]
+        if "timing_s/gen" in data:
+            row |= {"time/sample": data["timing_s/gen"], "time/learn": data["timing_s/update_actor"]}
+        yield row
+
+
+def _quickstart() -> ModuleType:
+    """``scripts/quickstart.py``, which starts and ends verl."""
+    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "scripts" / "quickstart.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

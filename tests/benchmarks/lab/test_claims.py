@@ -1,0 +1,87 @@
+"""Verdicts follow from their rule, and the report from the files of the runner."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from lab.arms import ARMS
+from lab.claims import CLAIMS, SUCCESS, above
+from lab.report import write_report
+from lab.results import Difference, Results, Run
+from lab.settings import settings
+from lab.suites import FULL, SEEDS, suite
+
+
+def make_run(arm, seed, successes, **more):
+    rows = [
+        {"update": u, "val/success": s, "time/sample": 1.0, "time/learn": 1.0, **more} for u, s in enumerate(successes)
+    ]
+    return Run({"arm": arm, "seed": seed, "updates": len(successes) - 1}, rows)
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict"),
+    [
+        (Difference(0.1, 0.02, 3), "holds"),
+        (Difference(0.1, 0.02, 2), "not decidable here"),
+        (Difference(0.1, math.nan, 1), "not decidable here"),
+        (Difference(0.03, 0.02, 3), "not decidable here"),
+        (Difference(-0.1, 0.02, 3), "does not hold"),
+        (Difference(0.0, 0.005, 3), "does not hold"),
+        (Difference(0.0, 0.0, 3), "does not hold"),
+        (Difference(math.nan, math.nan, 0), "not run"),
+    ],
+)
+def test_verdicts(difference, verdict):
+    assert difference.verdict() == verdict
+
+
+def test_differences_are_paired_by_seed():
+    results = Results(
+        [make_run("a", s, [0, 0.5 + 0.1 * s]) for s in (0, 1, 2)]
+        + [make_run("b", s, [0, 0.4 + 0.1 * s]) for s in (1, 2, 3)]
+    )
+    difference = results.difference("a", "b", SUCCESS)
+    assert difference.seeds == 2
+    assert difference.mean == pytest.approx(0.1) and difference.error == pytest.approx(0.0)
+    assert above(results, "a", "nobody", SUCCESS, "x").verdict == "not run"
+
+
+def test_last_best_and_equal_time():
+    run = make_run("a", 0, [0.1, 0.7, 0.3])
+    assert (run.first(), run.best(), run.last()) == (0.1, 0.7, 0.3)
+    assert run.seconds() == 4.0 and run.at_seconds(3.9) == 0.7 and run.at_seconds(0) == 0.1
+    assert run.mean("val/success", 0.5) == 0.3
+
+
+def test_every_claim_is_judged_with_nothing_and_with_everything(tmp_path):
+    for claim in CLAIMS:
+        assert {finding.verdict for finding in claim.judge(Results([]))} == {"not run"}
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for number, arm in enumerate(ARMS):
+        for seed in SEEDS:
+            run = make_run(arm, seed, [0.1, 0.2 + 0.01 * number + 0.001 * seed])
+            lines = [{"experiment": run.experiment, "policy": "p"}, *run.rows]
+            (folder / f"{arm}-{seed}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_report(folder, tmp_path / "out", "full")
+    text = (tmp_path / "out" / "claims.md").read_text()
+    assert all(f"## {claim.number}. {claim.title}" in text for claim in CLAIMS)
+    assert [claim.number for claim in CLAIMS] == list(range(1, 13))
+    assert len(list((tmp_path / "out").glob("claim-*.png"))) == 12
+    assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == len(ARMS) * len(SEEDS)
+
+
+def test_arms_of_suites_and_claims_exist():
+    assert {e.arm for e in suite("quick")} | {arm for _, arms in FULL for arm in arms} <= set(ARMS)
+    assert {arm for claim in CLAIMS for arm in claim.arms} <= set(ARMS)
+    names = [e.name for e in suite("full")]
+    assert len(names) == len(set(names)), "an arm is listed twice"
+
+
+@pytest.mark.parametrize("name", sorted(ARMS))
+def test_every_arm_is_a_valid_configuration(name):
+    arm = ARMS[name]
+    settings(arm.preset, arm.configuration(), prompts=4, n=8, mini_batches=4)
