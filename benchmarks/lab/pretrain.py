@@ -49,7 +49,7 @@ class Recipe:
     Attributes:
         updates: optimiser steps, of ``batch`` texts each.
         learning_rate: peak; a linear warm-up over ``warmup`` steps, then a cosine down to a hundredth.
-        threads: of torch; another number rounds differently.
+        threads: of torch; another number rounds differently, and two that share a core with others wait for each other.
     """
 
     seed: int = 0
@@ -57,12 +57,12 @@ class Recipe:
     intermediate: int = 512
     layers: int = 4
     heads: int = 4  # of 32 dimensions each: vLLM has no smaller attention kernel for CPUs
-    updates: int = 1500
-    batch: int = 32
-    learning_rate: float = 3e-3
+    updates: int = 2500
+    batch: int = 16
+    learning_rate: float = 2e-3
     warmup: int = 100
     weight_decay: float = 0.01
-    threads: int = 2
+    threads: int = 1
     flaws: Flaws = field(default_factory=Flaws)
     mixture: Mixture = field(default_factory=Mixture)
 
@@ -73,12 +73,12 @@ TEACHER = Recipe(seed=1, flaws=Flaws(0.0, 0.0, 0.0))
 
 def policy_path() -> Path:
     """Folder of the policy, made first if it is not there."""
-    return prepare(POLICY, _cached("policy", POLICY))
+    return prepare(POLICY, cached("policy", POLICY))
 
 
 def teacher_path() -> Path:
     """Folder of the teacher, made first if it is not there."""
-    return prepare(TEACHER, _cached("teacher", TEACHER))
+    return prepare(TEACHER, cached("teacher", TEACHER))
 
 
 def prepare(recipe: Recipe, target: Path) -> Path:
@@ -183,7 +183,8 @@ def _rate(step: int, recipe: Recipe) -> float:
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _cached(name: str, recipe: Recipe) -> Path:
+def cached(name: str, recipe: Recipe) -> Path:
+    """Folder in the cache for a recipe and the sources as they are."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     for source in _SOURCES:
         digest.update((Path(__file__).parent / source).read_bytes())
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder to write instead of the cache")
     arguments = parser.parse_args()
     name, recipe = ("teacher", TEACHER) if arguments.teacher else ("policy", POLICY)
-    target = prepare(recipe, arguments.out or _cached(name, recipe))
+    target = prepare(recipe, arguments.out or cached(name, recipe))
     report: dict[str, Any] = json.loads((target / "report.json").read_text(encoding="utf-8"))
     print(json.dumps(report, indent=1))
     print(target)
