@@ -56,6 +56,7 @@ def train(
     environment: dict[str, str] | None = None,
     check: bool = True,
     kill_when: Callable[[], bool] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Run:
     """Run ``recipe`` on the CPU platform inside ``folder``; modules of this folder can be imported in the run.
 
@@ -63,6 +64,7 @@ def train(
         overrides: Hydra overrides on top of :data:`SMALL`; a key prefixed with ``+`` replaces the one without.
         check: fail with the tail of the log unless the run ends with code 0 (or is killed as asked).
         kill_when: asked every half second; once true, the whole process group is killed without warning.
+        meanwhile: called every half second while the run lives.
     """
     merged = {key: value for key, value in SMALL.items() if key.lstrip("+") not in {k.lstrip("+") for k in overrides}}
     merged |= overrides
@@ -88,7 +90,7 @@ def train(
             command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            why = wait(process, timeout, kill_when)
+            why = wait(process, timeout, kill_when, meanwhile)
         finally:
             stop(process)
     rows = [json.loads(line)["data"] for line in read_lines(metrics)]
@@ -98,10 +100,16 @@ def train(
     return run
 
 
-def wait(process: subprocess.Popen, timeout: float, kill_when: Callable[[], bool] | None) -> str:
+def wait(
+    process: subprocess.Popen,
+    timeout: float,
+    kill_when: Callable[[], bool] | None,
+    meanwhile: Callable[[], object],
+) -> str:
     """Wait for the end of a run, or bring it about; says which."""
     until = time.monotonic() + timeout
     while process.poll() is None:
+        meanwhile()
         if kill_when is not None and kill_when():
             os.killpg(process.pid, signal.SIGKILL)
             return KILLED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 from verl_mintrl.judges.protocol import ReviewRequest
@@ -15,6 +16,12 @@ def words(text: str) -> list[tuple[int, int]]:
     ends = [match.end() for match in re.finditer(r"\S+\s+(?=\S)", text)]
     ends += [len(text)] if text.strip() and (not ends or ends[-1] < len(text)) else []
     return [(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
+
+
+def late_review(request: ReviewRequest) -> dict[str, Any]:
+    """As :func:`review`, while the policy is in the middle of its next words."""
+    time.sleep(0.05)
+    return review(request)
 
 
 def review(request: ReviewRequest) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def runs(tmp_path_factory, tiny_model, sums) -> Runs:
         "reward.custom_reward_function.name": "compute_score",
         "intervention.review.every_tokens": 6,
         "intervention.review.segmenter": "judge:words",
-        "intervention.judge.function": "judge:review",
+        "intervention.review.mode": "overlapped",
+        "intervention.judge.function": "judge:late_review",
         "intervention.schedule.stop_after_updates": STOP_AFTER,
         "trainer.total_training_steps": LAST,
         "trainer.save_freq": 1,
@@ -84,6 +85,11 @@ def test_sessions_are_intervened_on(runs):
         assert row["intervention/sessions_treated"] == PROMPTS * N / 2
         assert row["intervention/sessions_intervened"] == PROMPTS * N / 4, "even groups only"
         assert row["intervention/reviews_failed"] == 0
+
+
+def test_interventions_abort_what_the_policy_was_writing(runs):
+    rows = [runs.metrics[step] for step in WRITTEN if step <= STOP_AFTER]
+    assert sum(row["intervention/requests_aborted"] for row in rows) > 0, "confirmed by vLLM's server"
 
 
 def test_corrector_tokens_stand_where_the_reviews_say(runs, tiny_model):
