@@ -13,7 +13,6 @@ from cost_parts import layers, meter
 from cost_parts.layers import Layers
 from off_cost import WARM_UP, Findings, Timed, lines, nested_ratio
 
-
 #: computes in a child of its own for 0.6 s, then adds a line to a file and stays a moment
 CHILD = """
 import os, sys, time
