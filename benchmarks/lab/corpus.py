@@ -16,7 +16,7 @@ class Flaws:
     Attributes:
         drop_carry: it forgets a carry.
         misread: it reads a 6 as a 9.
-        restate: it says a sum twice (``11+7=07+11=18``), which is not wrong.
+        restate: it says a sum twice (``11c7=07c11=18``), which is not wrong.
     """
 
     drop_carry: float = 0.5
@@ -51,12 +51,12 @@ class Mixture:
 def write_solution(terms: Sequence[int], flaws: Flaws, rng: random.Random) -> str:
     """The response of a solver with flaws. After an error it goes on from what it has written."""
     total, lines = terms[0], []
-    for term in terms[1:]:
+    for place, term in enumerate(terms[1:], 1):
         if term in tasks.MISREAD and rng.random() < flaws.misread:
             term = tasks.MISREAD[term]
         forgets = rng.random() < flaws.drop_carry
         result = tasks.dropped_carry(total, term) if forgets else min(tasks.plus(total, term), 99)
-        line = tasks.step_line(total, term, result)
+        line = tasks.step_line(total, place, term, result)
         lines.append(tasks.restated(line) if rng.random() < flaws.restate else line)
         total = result
     return "\n".join([*lines, tasks.ending_line(total)])

@@ -1,13 +1,15 @@
 """Running sums: the task of the laboratory, its splits, and what is right in a solution. Pure.
 
-The problem ``3+8+7+9=`` is answered line by line and ended by the total; totals have two digits::
+The problem ``3b8c7d9=`` asks for 3 + 8 + 7 + 9. The plus sign before a term is a letter that names its place, so that the
+next term is found by its letter and not by counting lines, which a small network learns slowly. The answer has one line
+for each addition and ends with the total; totals have two digits::
 
-    03+8=11
-    11+7=18
-    18+9=27
+    03b8=11
+    11c7=18
+    18d9=27
     #27
 
-What the policy of the laboratory gets wrong at first are *traps*: a step that carries (``18+9``), whose carry it drops,
+What the policy of the laboratory gets wrong at first are *traps*: a step that carries (``18d9``), whose carry it drops,
 and a term 6, which it reads as 9. A solution is right if it fell into none of them, so the number of traps of a problem is
 its difficulty.
 
@@ -34,7 +36,8 @@ _PATIENCE = 2_000  # draws without a new problem after which a split is exhauste
 SUMS = "running_sums"
 OLD = "reversal"
 
-_STEP = re.compile(r"(\d{1,3})\+(\d{1,3})=((?:\d{1,3}\+\d{1,3}=)*)(\d{1,3})")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"  # signs of the terms; the first term has none
+_STEP = re.compile(r"(\d{1,3})([a-z])(\d{1,3})=((?:\d{1,3}[a-z]\d{1,3}=)*)(\d{1,3})")
 _ENDING = re.compile(rf"{ENDING}(\d{{1,3}})")
 
 #: (total, term) -> the total that somebody believes in
@@ -132,24 +135,27 @@ def trap_count(terms: Sequence[int]) -> int:
 
 
 def question(terms: Sequence[int]) -> str:
-    return "+".join(map(str, terms)) + "="
+    """The question; at most 26 terms."""
+    return "".join([str(terms[0]), *(f"{_LETTERS[at]}{term}" for at, term in enumerate(terms) if at)]) + "="
 
 
 def terms_of(text: str) -> tuple[int, ...]:
     """Terms of a question, with or without the hint; empty if it is none."""
     body = text.removeprefix(HINT)
-    return tuple(map(int, body[:-1].split("+"))) if re.fullmatch(r"\d+(\+\d+)*=", body) else ()
+    return tuple(map(int, re.findall(r"\d+", body))) if re.fullmatch(r"\d+([a-z]\d+)*=", body) else ()
 
 
-def step_line(total: int, term: int, result: int) -> str:
-    return f"{total:02d}+{term}={result:02d}"
+def step_line(total: int, place: int, term: int, result: int) -> str:
+    """The line that adds the term at ``place``, 0 being the first, to the total so far."""
+    return f"{total:02d}{_LETTERS[place]}{term}={result:02d}"
 
 
 def restated(line: str) -> str:
-    """A step that says its sum twice: ``11+7=18`` becomes ``11+7=07+11=18``, as true as it was."""
-    head, result = line.split("=")
-    total, term = map(int, head.split("+"))
-    return f"{head}={term:02d}+{total:02d}={result}"
+    """A step that says its sum twice: ``11c7=18`` becomes ``11c7=07c11=18``, as true as it was."""
+    step = _STEP.fullmatch(line)
+    if step is None or step[4]:
+        raise ValueError(f"{line!r} is no plain step")
+    return f"{step[1]}{step[2]}{step[3]}={int(step[3]):02d}{step[2]}{step[1]}={step[5]}"
 
 
 def ending_line(total: int) -> str:
@@ -164,8 +170,8 @@ def is_ended(line: str) -> bool:
 def solution(terms: Sequence[int]) -> str:
     """The right response: one line for each term after the first, then the total."""
     total, lines = terms[0], []
-    for term in terms[1:]:
-        lines.append(step_line(total, term, total + term))
+    for place, term in enumerate(terms[1:], 1):
+        lines.append(step_line(total, place, term, total + term))
         total += term
     return "\n".join([*lines, ending_line(total)])
 
@@ -173,7 +179,7 @@ def solution(terms: Sequence[int]) -> str:
 def check_lines(terms: Sequence[int], lines: Sequence[str], add: Addition = plus) -> list[Check]:
     """Check each line of a response given the lines before it; for any text.
 
-    A true step may have the sum written in other words between its ends (``11+7=07+11=18``). After a line that is wrong
+    A true step may have the sum written in other words between its ends (``11c7=07c11=18``). After a line that is wrong
     the total it states holds; where it states none, the one that should have stood there.
 
     Args:
@@ -188,15 +194,15 @@ def check_lines(terms: Sequence[int], lines: Sequence[str], add: Addition = plus
         if used < len(terms) and not ended:
             term = terms[used]
             result = add(total, term)
-            expected = step_line(total, term, result)
-            right = step is not None and _states(step, total, term, result)
+            expected = step_line(total, used, term, result)
+            right = step is not None and _states(step, total, used, term, result)
         else:
             result = total
             expected = ending_line(total)
             right = ending is not None and int(ending[1]) == total and not ended
         checks.append(Check(right, expected, step is not None or ending is not None))
         if step is not None:
-            total, used = int(step[4]), used + 1
+            total, used = int(step[5]), used + 1
         elif ending is not None:
             total, ended = int(ending[1]), True
         else:
@@ -244,7 +250,8 @@ def draw_terms(count: int, rng: random.Random) -> tuple[int, ...]:
 
 
 def draw_word(rng: random.Random) -> str:
-    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(*OLD_LETTERS)))
+    """A word of different letters."""
+    return "".join(rng.sample(_LETTERS.upper(), rng.randint(*OLD_LETTERS)))
 
 
 def old_problem(word: str) -> Problem:
@@ -318,9 +325,12 @@ def _candidate(split: Split, rng: random.Random) -> Problem | None:
     return problem if fits else None
 
 
-def _states(step: re.Match[str], total: int, term: int, result: int) -> bool:
-    between = [tuple(map(int, part.split("+"))) for part in step[3].split("=")[:-1]]
+def _states(step: re.Match[str], total: int, place: int, term: int, result: int) -> bool:
+    letter = _LETTERS[place]
+    between = [part.split(letter) for part in step[4].split("=")[:-1]]
+    numbers = (int(step[1]), int(step[3]), int(step[5]))
     return (
-        (int(step[1]), int(step[2]), int(step[4])) == (total, term, result)
-        and all(sorted(pair) == sorted((total, term)) for pair in between)
-    )  # fmt: skip
+        numbers == (total, term, result)
+        and step[2] == letter
+        and all(len(pair) == 2 and sorted(map(int, pair)) == sorted((total, term)) for pair in between)
+    )

@@ -12,7 +12,7 @@ from verl_mintrl.judges.protocol import Review, ReviewRequest, Verdict
 from verl_mintrl.judges.python import load_judge
 
 TERMS = (3, 8, 7, 9)
-RIGHT = ("03+8=11\n", "11+7=18\n", "18+9=27\n", "#27")
+RIGHT = ("03b8=11\n", "11c7=18\n", "18d9=27\n", "#27")
 
 
 def ask(
@@ -38,13 +38,13 @@ def test_the_exact_one_keeps_what_is_right() -> None:
 @pytest.mark.parametrize(
     ("steps", "step", "correction", "final"),
     [
-        (("03+8=01\n", "01+7=08\n"), 1, "03+8=11", False),
-        (("03+8=11\n", "11+7=18\n", "18+9=17\n", "#17"), 3, "18+9=27", False),
+        (("03b8=01\n", "01c7=08\n"), 1, "03b8=11", False),
+        (("03b8=11\n", "11c7=18\n", "18d9=17\n", "#17"), 3, "18d9=27", False),
         ((*RIGHT[:3], "#17"), 4, "#27", True),
-        (("03+8=11\n", "#11"), 2, "11+7=18", False),
-        (("03+8=11\n", "what\n"), 2, "11+7=18", False),
-        (("03+8=11",), 1, "03+8=11\n11+7=18", False),  # ended too early
-        (RIGHT[:3], 3, "18+9=27\n#27", True),
+        (("03b8=11\n", "#11"), 2, "11c7=18", False),
+        (("03b8=11\n", "what\n"), 2, "11c7=18", False),
+        (("03b8=11",), 1, "03b8=11\n11c7=18", False),  # ended too early
+        (RIGHT[:3], 3, "18d9=27\n#27", True),
     ],
 )
 def test_the_exact_one_rewrites_the_first_wrong_step(
@@ -54,10 +54,10 @@ def test_the_exact_one_rewrites_the_first_wrong_step(
 
 
 def test_a_correction_is_what_had_to_stand_there_even_in_a_walk() -> None:
-    steps = ("03+8=01\n", "01+7=18\n")
-    assert EXACT.review(ask(steps, focus=2)).correction == "01+7=08"  # step 1 has been accepted
-    assert EXACT.correct(ask(steps), 2) == "01+7=08"
-    assert EXACT.review(ask(("03+8=01\n", "01+7=08\n"), finished=False, focus=2)).verdict is Verdict.KEEP
+    steps = ("03b8=01\n", "01c7=18\n")
+    assert EXACT.review(ask(steps, focus=2)).correction == "01c7=08"  # step 1 has been accepted
+    assert EXACT.correct(ask(steps), 2) == "01c7=08"
+    assert EXACT.review(ask(("03b8=01\n", "01c7=08\n"), finished=False, focus=2)).verdict is Verdict.KEEP
 
 
 def test_following_the_exact_one_always_ends_in_success() -> None:
@@ -102,32 +102,32 @@ def test_errors_repeat_and_another_salt_errs_elsewhere() -> None:
 
 
 def test_the_systematic_one_never_carries_with_its_term() -> None:
-    steps = ("08+7=15\n", "15+8=23\n")
-    assert SYSTEMATIC.review(ask(steps, (8, 7, 8), finished=False)) == Review.revise(1, "08+7=05")
-    assert SYSTEMATIC.review(ask(("08+7=05\n", "05+8=13\n"), (8, 7, 8), finished=False)) == Review.keep()
-    assert SYSTEMATIC.review(ask(("08+8=06\n",), (8, 8), finished=False)).correction == "08+8=16"
+    steps = ("08b7=15\n", "15c8=23\n")
+    assert SYSTEMATIC.review(ask(steps, (8, 7, 8), finished=False)) == Review.revise(1, "08b7=05")
+    assert SYSTEMATIC.review(ask(("08b7=05\n", "05c8=13\n"), (8, 7, 8), finished=False)) == Review.keep()
+    assert SYSTEMATIC.review(ask(("08b8=06\n",), (8, 8), finished=False)).correction == "08b8=16"
     _, alarms = outcomes(SYSTEMATIC)
     assert 0.04 < alarms < 0.12
 
 
 def test_the_verbose_one_is_right_but_long() -> None:
-    review = VERBOSE.review(ask(("03+8=01\n",), finished=False))
-    assert review.correction == "03+8=08+03=11"
+    review = VERBOSE.review(ask(("03b8=01\n",), finished=False))
+    assert review.correction == "03b8=08b03=11"
     assert tasks.first_wrong(TERMS, [review.correction]) is None
 
 
 def test_the_leaking_one_writes_the_answer() -> None:
-    assert LEAKING.review(ask(("03+8=01\n",), finished=False)) == Review.revise(1, "#27", final=True)
-    checked = EXACT.verify(ask(("03+8=01\n",), finished=False), 1, "#27")
+    assert LEAKING.review(ask(("03b8=01\n",), finished=False)) == Review.revise(1, "#27", final=True)
+    checked = EXACT.verify(ask(("03b8=01\n",), finished=False), 1, "#27")
     assert (checked.agrees, checked.leak_free) == (False, False)
 
 
 def test_verifying() -> None:
-    request = ask(("03+8=11\n", "11+7=08\n"), finished=False)
-    assert EXACT.verify(request, 2, "11+7=18").accepted
-    assert EXACT.verify(request, 2, "11+7=19").reason == "disagrees"
-    assert EXACT.verify(request, 2, "11+7=18\n18+9=27\n#27").reason == "leak"
-    assert EXACT.verify(request, 2, "11+7=" + 5 * "07+11=" + "18").reason == "implausible"
+    request = ask(("03b8=11\n", "11c7=08\n"), finished=False)
+    assert EXACT.verify(request, 2, "11c7=18").accepted
+    assert EXACT.verify(request, 2, "11c7=19").reason == "disagrees"
+    assert EXACT.verify(request, 2, "11c7=18\n18d9=27\n#27").reason == "leak"
+    assert EXACT.verify(request, 2, "11c7=" + 5 * "07c11=" + "18").reason == "implausible"
     assert EXACT.verify(ask((*RIGHT[:3], "#17")), 4, "#27").accepted
 
 
@@ -140,4 +140,4 @@ async def test_a_configuration_names_them(name: str) -> None:
         if review.step is not None:
             assert await judge.correct(ask(steps, terms), review.step)
             await judge.verify(ask(steps, terms), review.step, review.correction or "")
-    assert (await judge.review(ReviewRequest(({"role": "user", "content": "rev abc="},), ("x",), True))).step is None
+    assert (await judge.review(ReviewRequest(({"role": "user", "content": "rev ABC="},), ("x",), True))).step is None

@@ -41,20 +41,20 @@ def test_any_text_comes_back(text: str) -> None:
 
 
 def test_a_prompt_is_the_question_and_nothing_else() -> None:
-    messages = [{"role": "user", "content": "3+8="}]
-    assert TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == "3+8="
+    messages = [{"role": "user", "content": "3b8="}]
+    assert TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == "3b8="
     assert TOKENIZER.pad_token_id != TOKENIZER.eos_token_id
 
 
 def test_a_correction_is_spliced_token_for_token() -> None:
-    written = "03+8=11\n11+7=08\n08+9=17\n#17"
+    written = "03b8=11\n11c7=08\n08d9=17\n#17"
     ids = TOKENIZER.encode(written, add_special_tokens=False)
     trajectory = Trajectory(limit=64)
     trajectory.append(ids, Author.POLICY)
     text = TokenText(decode)
     text.extend(ids)
-    splice(trajectory, text, written.index("11+7"), "11+7=18\n", lambda part: encode_correction(TOKENIZER, part))
-    assert decode(trajectory.ids) == "03+8=11\n11+7=18\n"
+    splice(trajectory, text, written.index("11c7"), "11c7=18\n", lambda part: encode_correction(TOKENIZER, part))
+    assert decode(trajectory.ids) == "03b8=11\n11c7=18\n"
 
 
 def test_a_solver_without_flaws_is_right() -> None:
@@ -93,7 +93,7 @@ def test_sums_grow_longer_during_training() -> None:
     mixture = Mixture(old=0.0)
     assert [mixture.most_terms(done) for done in (0.0, 0.25, 0.5, 1.0)] == [3, 8, 13, 13]
     first = texts(100, mixture, Flaws(), random.Random(3), done=0.0)
-    assert max(asked.count("+") for asked, _ in first) == 2
+    assert max(len(tasks.terms_of(asked.removeprefix("!"))) - 1 for asked, _ in first) == 2
 
 
 def test_training_is_repeatable() -> None:
@@ -123,7 +123,7 @@ def test_a_folder_is_made_once_and_loads(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads((target / "report.json").read_text())["seen"]
     model = AutoModelForCausalLM.from_pretrained(target)
     assert model.config.tie_word_embeddings and model.config.head_dim == 32
-    assert AutoTokenizer.from_pretrained(target).encode("3+8=", add_special_tokens=False) == TOKENIZER.encode("3+8=")
+    assert AutoTokenizer.from_pretrained(target).encode("3b8=", add_special_tokens=False) == TOKENIZER.encode("3b8=")
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 

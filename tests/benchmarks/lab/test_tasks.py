@@ -12,7 +12,7 @@ from verl_mintrl.trajectory.steps import lines as segment
 from verl_mintrl.trajectory.steps import split_steps
 
 TERMS = (3, 8, 7, 9)
-RIGHT = "03+8=11\n11+7=18\n18+9=27\n#27"
+RIGHT = "03b8=11\n11c7=18\n18d9=27\n#27"
 
 
 def checks(text: str, terms: tuple[int, ...] = TERMS, add: tasks.Addition = tasks.plus) -> list[bool]:
@@ -21,9 +21,9 @@ def checks(text: str, terms: tuple[int, ...] = TERMS, add: tasks.Addition = task
 
 def test_a_solution_is_written_line_by_line() -> None:
     assert tasks.solution(TERMS) == RIGHT
-    assert tasks.sum_problem(TERMS).text == "3+8+7+9="
-    assert tasks.terms_of("3+8+7+9=") == tasks.terms_of("!3+8+7+9=") == TERMS
-    assert tasks.terms_of("rev abc=") == tasks.terms_of("3+8") == tasks.terms_of("") == ()
+    assert tasks.sum_problem(TERMS).text == "3b8c7d9="
+    assert tasks.terms_of("3b8c7d9=") == tasks.terms_of("!3b8c7d9=") == TERMS
+    assert tasks.terms_of("rev ABC=") == tasks.terms_of("3b8") == tasks.terms_of("") == ()
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,13 @@ def test_splits_that_cannot_be_made_say_so() -> None:
     [
         (RIGHT, [True] * 4),
         (RIGHT + "\n", [True] * 4),
-        ("03+8=01\n01+7=08\n08+9=17\n#17", [False, True, True, True]),  # goes on rightly from a wrong total
-        ("03+8=11\n11+7=18\n#18", [True, True, False]),
-        ("03+8=11\n18+9=27\n#27", [True, False, False]),  # left a term out, then answered before its time
-        ("03+8=08+03=11\n11+7=18", [True, True]),
-        ("03+8=09+03=11", [False]),
-        ("nonsense\n11+7=18", [False, True]),
+        ("03b8=01\n01c7=08\n08d9=17\n#17", [False, True, True, True]),  # goes on rightly from a wrong total
+        ("03b8=11\n11c7=18\n#18", [True, True, False]),
+        ("03b8=11\n18d9=27\n#27", [True, False, False]),  # left a term out, then answered before its time
+        ("03b8=08b03=11\n11c7=18", [True, True]),
+        ("03b8=09b03=11", [False]),
+        ("03c8=11", [False]),  # the sign of another term
+        ("nonsense\n11c7=18", [False, True]),
         (RIGHT + "\n#27", [True, True, True, True, False]),
         ("", []),
     ],
@@ -87,8 +88,8 @@ def test_lines_are_checked_given_the_lines_before(response: str, right: list[boo
 
 
 def test_whoever_believes_in_another_addition_checks_by_it() -> None:
-    assert checks("03+8=01\n01+7=08", add=tasks.dropped_carry) == [True, True]
-    assert checks("03+8=11", add=tasks.dropped_carry) == [False]
+    assert checks("03b8=01\n01c7=08", add=tasks.dropped_carry) == [True, True]
+    assert checks("03b8=11", add=tasks.dropped_carry) == [False]
 
 
 @given(st.text(alphabet=string.printable, max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=5))
@@ -105,7 +106,7 @@ def test_any_text_can_be_checked_and_scored(text: str, terms: list[int]) -> None
         (RIGHT + "\n", 1.0),
         ("#27", 1.0),
         ("#17", 0.0),
-        ("#27\n18+9=27", 0.0),
+        ("#27\n18d9=27", 0.0),
         ("27", 0.0),
         ("x#27", 0.0),
         ("", 0.0),
@@ -116,10 +117,10 @@ def test_only_the_last_line_is_rewarded(response: str, reward: float) -> None:
 
 
 def test_the_old_task_is_rewarded_for_the_word() -> None:
-    problem = tasks.old_problem("abc")
-    assert (problem.text, problem.solution) == ("rev abc=", "cba")
-    assert tasks.score(problem, "cba") == 1.0
-    assert tasks.score(problem, "abc") == tasks.score(problem, "") == 0.0
+    problem = tasks.old_problem("ABC")
+    assert (problem.text, problem.solution) == ("rev ABC=", "CBA")
+    assert tasks.score(problem, "CBA") == 1.0
+    assert tasks.score(problem, "ABC") == tasks.score(problem, "") == 0.0
 
 
 def test_rows_are_what_verl_reads() -> None:
