@@ -46,6 +46,7 @@ def vllm(port: int, context: int, threads: int, model: Path) -> None:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--max-model-len", str(context), "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "16"]
+    command += ["--enable-prompt-tokens-details"]  # reports cached tokens
     os.execv(sys.executable, command)
 
 
