@@ -46,9 +46,10 @@ from verl_mintrl.trajectory.steps import get_segmenter
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 PER_INTERVENTION = 512  # tokens of the response length
 TARGET_US = 5.0
-#: review mode -> its config; a step has 52 tokens on average, so the second asks every 420
+#: review mode -> its config; a step has 52 tokens on average, so the last asks every 420
 MODES = {
     "every 512 tokens": ReviewConfig(every_tokens=512, every_steps=None),
+    "overlapped": ReviewConfig(every_tokens=512, every_steps=None, mode="overlapped"),
     "every 8 steps": ReviewConfig(every_tokens=None, every_steps=8),
 }
 
@@ -241,7 +242,7 @@ def check(trajectory: Trajectory, row: dict[str, Any], record: SessionRecord, to
 
 def run(tokenizer: Any, lengths: Sequence[int], repeats: int, seed: int) -> dict[str, dict[int, list[Cost]]]:
     """Costs by review mode and length; lengths take turns, so that a busy moment does not hit one of them alone."""
-    written = Written.draw(tokenizer, 2 * max(lengths), seed)
+    written = Written.draw(tokenizer, 4 * max(lengths), seed)  # overlapped, it writes what is cut away
     measure(tokenizer, written, min(lengths), MODES["every 512 tokens"], seed)  # imports, caches
     found: dict[str, dict[int, list[Cost]]] = {mode: {n: [] for n in lengths} for mode in MODES}
     for _ in range(repeats):
