@@ -31,15 +31,17 @@ class Mixture:
     Attributes:
         hinted: running sums with the hint, without flaws.
         old: the old task.
-        terms: fewest and most terms of a running sum.
+        terms: fewest and most terms of a running sum; short ones are more frequent.
+        raised: share of the sums whose first term is any number, so that high totals are as well known as low ones.
         growth: share of the training in which the most terms grow from three to that many: short sums teach the habit
             of working line by line much faster than long ones.
     """
 
     hinted: float = 0.25
-    old: float = 0.15
+    old: float = 0.2
     terms: tuple[int, int] = (2, 13)
-    growth: float = 0.5
+    raised: float = 0.4
+    growth: float = 0.4
 
     def most_terms(self, done: float) -> int:
         """Most terms of a sum when a share ``done`` of the training is over."""
@@ -78,7 +80,7 @@ def texts(
             yield old.text, old.solution
             count -= 1
             continue
-        terms = tasks.draw_terms(rng.randint(mixture.terms[0], mixture.most_terms(done)), rng)
+        terms = _terms(mixture, done, rng)
         text = tasks.question(terms)
         if tasks.held_out(text):
             continue
@@ -87,3 +89,11 @@ def texts(
             yield tasks.HINT + text, write_solution(terms, Flaws(0.0, 0.0, flaws.restate), rng)
         else:
             yield text, write_solution(terms, flaws, rng)
+
+
+def _terms(mixture: Mixture, done: float, rng: random.Random) -> tuple[int, ...]:
+    length = min(rng.randint(mixture.terms[0], mixture.most_terms(done)) for _ in range(2))
+    first, *others = tasks.draw_terms(length, rng)
+    if rng.random() < mixture.raised:
+        first = rng.randint(1, tasks.MAX_TOTAL - sum(others))
+    return (first, *others)

@@ -66,7 +66,7 @@ SPLITS = {
     "validation": Split((5, 7), (2, 4), held_out=True),
     "harder": Split((8, 9), (5, 6), held_out=True),
 }
-OLD_LETTERS = (3, 6)
+OLD_LETTERS = (3, 5)
 
 
 @dataclass(frozen=True)
