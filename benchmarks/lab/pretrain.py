@@ -143,7 +143,9 @@ def train(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> tuple[LlamaForC
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe))
-    losses = []
+    tenth = max(1, recipe.updates // 10)
+    losses: list[float] = []
+    means: list[float] = []
     for _, (ids, labels) in zip(range(recipe.updates), batches(recipe, tokenizer), strict=False):
         loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
@@ -152,9 +154,10 @@ def train(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> tuple[LlamaForC
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    tenth = max(1, recipe.updates // 10)
-    means = [sum(part) / len(part) for part in (losses[at : at + tenth] for at in range(0, len(losses), tenth))]
-    return model.eval(), [round(mean, 4) for mean in means]
+        if len(losses) % tenth == 0:
+            means.append(round(sum(losses[-tenth:]) / tenth, 4))
+            print(f"{len(losses)}/{recipe.updates} loss {means[-1]}", file=sys.stderr, flush=True)
+    return model.eval(), means
 
 
 def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
