@@ -113,7 +113,7 @@ def _arms() -> dict[str, Arm]:
         arms[f"proxy_beta_{beta:g}"] = but(proxy, objective__beta=beta)
     arms["const_beta_0.1_success"] = but(const, objective__beta=0.1, anchor__relax="success")
     arms["const_beta_0.1_uncapped"] = but(const, objective__beta=0.1, anchor__max_bonus=1e6)
-    strong = {"warm_up": 30}
+    strong = {"warm_up": 20}
     arms |= {
         f"{name}_strong": replace(arms[name], experiment=strong) for name in ("grpo", "mintrl_const", "mintrl_proxy")
     }
@@ -123,8 +123,8 @@ def _arms() -> dict[str, Arm]:
     }
     # baseline and schedule
     arms["const_group_baseline"] = but(const, advantage__estimator="grpo")
-    arms["const_stop"] = but(const, schedule__stop_after_updates=30)
-    arms["gated_stop"] = but(gated, schedule__stop_after_updates=30)
+    arms["const_stop"] = but(const, schedule__stop_after_updates=20)
+    arms["gated_stop"] = but(gated, schedule__stop_after_updates=20)
     # RTI without its parts
     noisy = replace(rti, corrector="noisy")
     arms["rti_noisy_unverified"] = but(noisy, verifier__enabled=False)
@@ -136,7 +136,7 @@ def _arms() -> dict[str, Arm]:
     arms["rti_strict"] = but(rti, gate__delta=1.5)
     arms["rti_strict_ignoring_numbers"] = but(rti, gate__delta=1.5, gate__ignore_numbers=True)
     # steps that go far
-    rough = {"lr": 2e-3, "mini_batches": 4}
+    rough = {"lr": 1e-3, "mini_batches": 4}
     arms |= {
         f"{name}_rough": replace(arms[name], optimisation=rough)
         for name in ("grpo", "gspo", "regression_on_policy", "mintrl_const")

@@ -50,7 +50,7 @@ class Baseline:
 class FineTuneFirst(Baseline):
     """Plain fine-tuning on right solutions in the first updates, then GRPO. An update sees as many texts as groups."""
 
-    updates: ClassVar[int] = 15
+    updates: ClassVar[int] = 10
 
     def sample(self, problems: Sequence[Problem], update: int, n: int) -> list[Sample]:
         self.problems = problems

@@ -77,14 +77,24 @@ def best(run: Run) -> float:
     return run.best()
 
 
+def speed(run: Run) -> float:
+    """Mean validation success over the looks after the first: how soon it is learned."""
+    values = [value for _, value in run.curve("val/success")][1:]
+    return sum(values) / len(values) if values else math.nan
+
+
 def final_success(results: Results) -> list[Finding]:
     found = []
     for method in METHODS:
         for baseline in BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint"))
             found.append(above(results, method, baseline, best, "best checkpoint"))
+            found.append(above(results, method, baseline, speed, "mean over all looks"))
     for method in METHODS:
         found.append(_at_equal_time(results, method, "grpo"))
+        hard = f"{method}_hard"
+        found.append(above(results, hard, "grpo_hard", SUCCESS, "last checkpoint, trained on hard problems"))
+        found.append(above(results, hard, "grpo_hard", last("hard/success"), "the same, success on hard problems"))
     others = ("luffy", "gspo", "distil", "mintrl_proxy", "mintrl_self", "vcv_regression")
     return found + [above(results, other, "grpo", SUCCESS, "last checkpoint") for other in others]
 
@@ -181,7 +191,7 @@ def anchor(results: Results) -> list[Finding]:
     found = [
         above(results, "mintrl_const", "mintrl_proxy", SUCCESS, "weak policy, beta 0.001"),
         above(results, "const_beta_0.1", "proxy_beta_0.1", SUCCESS, "weak policy, beta 0.1"),
-        above(results, "mintrl_proxy_strong", "mintrl_const_strong", SUCCESS, "policy after 30 updates of GRPO"),
+        above(results, "mintrl_proxy_strong", "mintrl_const_strong", SUCCESS, "policy after 20 updates of GRPO"),
     ]
     for arm in (
         "const_kappa_-2",

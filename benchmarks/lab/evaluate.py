@@ -24,7 +24,7 @@ class Examination:
         attempts: sessions of each problem of the sums.
     """
 
-    problems: int = 64
+    problems: int = 48
     attempts: int = 4
 
     def validation(self, sampler: Sampler) -> dict[str, float]:

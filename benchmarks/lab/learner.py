@@ -42,7 +42,7 @@ class Optimisation:
         mini_batches: optimiser steps of one update.
     """
 
-    lr: float = 2e-4
+    lr: float = 1e-4
     warmup: int = 5
     weight_decay: float = 0.01
     grad_clip: float = 1.0

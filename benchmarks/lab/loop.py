@@ -52,12 +52,12 @@ class Experiment:
     overrides: dict[str, Any] = field(default_factory=dict)
     self_judged: bool = False
     baseline: str = ""
-    updates: int = 60
-    prompts: int = 12
+    updates: int = 40
+    prompts: int = 8
     n: int = 8
     pool: int = 192
     split: str = "train"
-    validate_every: int = 15
+    validate_every: int = 10
     optimisation: Optimisation = field(default_factory=Optimisation)
     examination: Examination = field(default_factory=Examination)
     warm_up: int = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.arms import ARMS
-from lab.evaluate import Examination
 from lab.learner import Optimisation
 from lab.loop import Experiment
 
@@ -17,6 +16,7 @@ QUICK = ("grpo", "mintrl_gated")
 #: arms in the order of the claims that need them first (number of the claim, arms)
 FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (1, ("grpo", "mintrl_gated", "mintrl_const", "rti", "sft_then_grpo", "regression_on_policy")),
+    (1, ("grpo_hard", "mintrl_gated_hard", "mintrl_const_hard", "rti_hard")),
     (3, ("const_systematic", "gated_systematic", "rti_systematic", "const_noisy", "gated_noisy", "rti_noisy")),
     (1, ("luffy", "gspo", "mintrl_proxy")),
     (4, ("const_insertions_1", "const_insertions_4", "const_insertions_8", "const_every_2", "const_every_3")),
@@ -28,7 +28,6 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (10, ("rti_strict", "rti_strict_ignoring_numbers")),
     (11, ("grpo_rough", "gspo_rough", "regression_on_policy_rough", "mintrl_const_rough")),
     (5, ("const_beta_0.01", "const_beta_0.1_success", "const_beta_0.1_uncapped", "const_kappa_-2", "const_kappa_1")),
-    (2, ("grpo_hard", "mintrl_const_hard", "mintrl_gated_hard", "rti_hard")),
     (1, ("distil", "vcv_regression")),
     (8, ("rti_hint",)),
     (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
@@ -62,7 +61,7 @@ def suite(name: str) -> list[Experiment]:
         ValueError: no such suite.
     """
     if name == "quick":
-        short = {"updates": 50, "validate_every": 10, "examination": Examination(48, 4)}
+        short = {"updates": 50}
         return [replace(experiment(arm, 0), **short) for arm in QUICK]
     if name == "full":
         return [experiment(arm, seed) for _, arms in FULL for seed in SEEDS for arm in arms]
