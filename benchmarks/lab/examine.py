@@ -40,12 +40,13 @@ def sample(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[str]
 ) -> list[tuple[str, bool]]:
     """One response to each question, and whether it ended by itself."""
+    generator: Any = model  # transformers types the self of ``generate`` as a class that no model inherits
     responses: list[tuple[str, bool]] = []
     for start in range(0, len(questions), _BATCH):
         inputs = tokenizer(
             list(questions[start : start + _BATCH]), return_tensors="pt", padding=True, padding_side="left"
         )
-        written = model.generate(
+        written = generator.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_new_tokens=MAX_NEW_TOKENS,
