@@ -1,6 +1,6 @@
 """What of a small model's update is waiting: for the next look into the queue, for other processes, for padding?
 
-Runs the quickstart recipe on its real model with counters in the trainer, the rollout worker and the training engine
+Runs the quickstart recipe on its model with counters in the trainer, the rollout worker and the training engine
 (:mod:`cost_parts.watched`, :mod:`cost_parts.padded`), once for each way to configure it:
 
 - ``verl's pause``: 2 s between two looks into the queue, as verl ships it;
@@ -8,6 +8,7 @@ Runs the quickstart recipe on its real model with counters in the trainer, the r
 - ``rows alone``: micro-batches of one row, in which nothing is padded.
 
     python benchmarks/waiting.py --updates 3
+    python benchmarks/waiting.py --updates 4 --tiny
 
 Writes the printed table to benchmarks/results/waiting.txt. Exit code 1 if a run did not make its updates, or rows alone are padded.
 """
@@ -31,6 +32,7 @@ from typing import Any
 from cost_parts import layers, table, training
 
 MODEL = table.ROOT / ".cache" / "smollm2-135m-instruct"
+TINY = table.ROOT / ".cache" / "tiny-llama"
 ROWS_ALONE: dict[str, Any] = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 1,
@@ -156,15 +158,18 @@ def lines(found: dict[str, Waiting]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--updates", type=int, default=3)
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument(
+        "--tiny", action="store_true", help="two random layers, whose responses hardly ever end by themselves: minutes"
+    )
     arguments = parser.parse_args()
-    script = table.ROOT / "scripts" / "prepare_model.py"
-    subprocess.run([sys.executable, str(script), str(arguments.model)], check=True, stdout=subprocess.DEVNULL)
+    model = TINY if arguments.tiny else MODEL
+    command = [sys.executable, str(table.ROOT / "scripts" / "prepare_model.py"), str(model)]
+    subprocess.run(command + ["--tiny"] * arguments.tiny, check=True, stdout=subprocess.DEVNULL)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (arm, overrides) in enumerate(ARMS.items()):
-            found[arm] = run(Path(folder) / str(number), arguments.model, arguments.updates, overrides)
-    title = f"Waiting in the quickstart ({arguments.model.name}), mean of {arguments.updates} updates, one run an arm, seed 0"
+            found[arm] = run(Path(folder) / str(number), model, arguments.updates, overrides)
+    title = f"Waiting in the quickstart ({model.name}), mean of {arguments.updates} updates, one run an arm, seed 0"
     table.publish("waiting", title, lines(found))
     faults = broken(found, arguments.updates)
     for fault in faults:

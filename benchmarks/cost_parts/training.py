@@ -78,8 +78,7 @@ def watched(folder: Path) -> dict[str, Any]:
 
 
 def watched_loops(folder: Path) -> dict[str, Any]:
-    """Only the rollout workers."""
+    """Only the rollout workers: a counting loop under the name of verl's."""
     loops = folder / "watched.yaml"
-    loops.write_text("- {name: watched, _target_: cost_parts.watched.CountedLoop}\n")
-    agent = "actor_rollout_ref.rollout.agent"
-    return {f"{agent}.agent_loop_config_path": loops, f"{agent}.default_agent_loop": "watched"}
+    loops.write_text("- {name: single_turn_agent, _target_: cost_parts.watched.CountedLoop}\n")
+    return {"actor_rollout_ref.rollout.agent.agent_loop_config_path": loops}
