@@ -1,4 +1,4 @@
-"""What every judge call is held to: deadline, concurrency, checked answers, counted errors.
+"""What every judge call is held to: deadline, concurrency, checked answers.
 
 A judge failure is an error, never a verdict; ``intervention.judge.on_error`` decides what follows.
 """
@@ -7,54 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from verl_mintrl.errors import ConfigError, InterventionError, JudgeError
+from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.parsing import check_correction, check_review, check_verification
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
 
 _Answer = TypeVar("_Answer", Review, Correction, Verification)
-
-
-class ErrorLedger:
-    """Counts the calls and errors of one process, by role (validator, corrector, verifier) and kind."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.errors: Counter[tuple[str, str]] = Counter()
-
-    def record(self, role: str, kind: str | None = None) -> None:
-        """Count one call; ``kind`` is that of its :class:`JudgeError`, None for a usable answer."""
-        self.calls[role] += 1
-        if kind is not None:
-            self.errors[role, kind] += 1
-
-    @property
-    def rate(self) -> float:
-        """Share of calls that gave no usable answer, all roles together; 0 before the first call."""
-        calls = self.calls.total()
-        return self.errors.total() / calls if calls else 0.0
-
-    def check(self, max_error_rate: float, minimum_calls: int) -> None:
-        """Stop a run whose judge does not work.
-
-        Raises:
-            InterventionError: more than ``max_error_rate`` of at least ``minimum_calls`` calls failed. Deliberately no
-                :class:`JudgeError`, which ``intervention.judge.on_error`` would turn into a kept rollout.
-        """
-        calls = self.calls.total()
-        if calls < minimum_calls or self.rate <= max_error_rate:
-            return
-        worst = ", ".join(f"{role} {kind}: {count}" for (role, kind), count in self.errors.most_common(3))
-        raise InterventionError(
-            f"{self.errors.total()} of {calls} judge calls failed "
-            f"({self.rate:.0%}, allowed {max_error_rate:.0%}); {worst}",
-            "repair the judge, or raise intervention.judge.max_error_rate to train on with fewer interventions",
-        )
 
 
 class Limiter(Protocol):
@@ -78,7 +40,6 @@ class GuardedJudge(Judge):
         concurrency: calls in flight at once in this process; the others wait, outside their deadline.
         limiter: limits over all processes; waiting for it is outside the deadline too.
         joint: a REVISE must bring its correction; False where another call corrects.
-        ledger: where calls are counted; an own one if left out.
         control_strings: special tokens of the policy; a correction that holds nothing else is empty.
 
     ``usage.seconds`` of an answer, and of a :class:`JudgeError`, is the time of the call without the waiting before it.
@@ -93,7 +54,6 @@ class GuardedJudge(Judge):
         timeout: float,
         concurrency: int,
         joint: bool = True,
-        ledger: ErrorLedger | None = None,
         control_strings: Collection[str] = (),
         limiter: Limiter | None = None,
     ) -> None:
@@ -106,7 +66,6 @@ class GuardedJudge(Judge):
                 f"{concurrency} judge calls at once", "set intervention.judge.max_concurrency to 1 or more"
             )
         self.name = judge.name
-        self.ledger = ErrorLedger() if ledger is None else ledger
         self._judge = judge
         self._joint = joint
         self._timeout = timeout
@@ -120,7 +79,7 @@ class GuardedJudge(Judge):
         def check(answer: Review) -> Review:
             return check_review(answer, request, needs_correction=self._joint, control_strings=self._control_strings)
 
-        return await self._call("validator", request, lambda: self._judge.review(request), check)
+        return await self._call(request, lambda: self._judge.review(request), check)
 
     async def correct(self, request: ReviewRequest, step: int) -> Correction:
         """Raises :class:`JudgeError`; a :class:`ConfigError` passes through."""
@@ -128,38 +87,29 @@ class GuardedJudge(Judge):
         def check(answer: Correction) -> Correction:
             return check_correction(answer, request, step, control_strings=self._control_strings)
 
-        return await self._call("corrector", request, lambda: self._judge.correct(request, step), check)
+        return await self._call(request, lambda: self._judge.correct(request, step), check)
 
     async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
         """Raises :class:`JudgeError`; a :class:`ConfigError` passes through."""
-        return await self._call(
-            "verifier", request, lambda: self._judge.verify(request, step, correction), check_verification
-        )
+        return await self._call(request, lambda: self._judge.verify(request, step, correction), check_verification)
 
     async def _call(
         self,
-        role: str,
         request: ReviewRequest,
         call: Callable[[], Awaitable[_Answer]],
         check: Callable[[_Answer], _Answer],
     ) -> _Answer:
         async with self._slots:
-            try:
-                if self._limiter is None:
+            if self._limiter is None:
+                return await self._timed(request, call, check)
+            async with self._limiter.slot() as report:
+                try:
                     answer = await self._timed(request, call, check)
-                else:
-                    async with self._limiter.slot() as report:
-                        try:
-                            answer = await self._timed(request, call, check)
-                        except JudgeError as error:
-                            report(error.usage)
-                            raise
-                        report(answer.usage)
-            except JudgeError as error:
-                self.ledger.record(role, error.kind)
-                raise
-            self.ledger.record(role)
-            return answer
+                except JudgeError as error:
+                    report(error.usage)
+                    raise
+                report(answer.usage)
+                return answer
 
     async def _timed(
         self, request: ReviewRequest, call: Callable[[], Awaitable[_Answer]], check: Callable[[_Answer], _Answer]

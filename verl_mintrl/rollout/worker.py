@@ -88,12 +88,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             judge_config=config.judge,
             verify=config.verifier.enabled,
             review=config.review,
-            budget=Budget(
-                max_reviews=config.budget.max_reviews,
-                max_insertions=config.budget.max_insertions,
-                max_insertion_tokens=config.budget.max_insertion_tokens,
-                max_inserted_share=config.budget.max_inserted_share,
-            ),
+            budget=Budget(**vars(config.budget)),
             segmenter=get_segmenter(config.review.segmenter),
             proposer=Proposer(
                 scorer=ServerScorer(self.surroundings.policy.client, self.surroundings.policy.max_model_len),
