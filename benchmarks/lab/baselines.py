@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoModelForCausalLM
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
-from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 
 from lab.learner import Learner, score_rows
 from lab.pretrain import teacher_path
@@ -96,7 +96,7 @@ class Luffy(Baseline):
         """
         given = rollout_is_weights < 0
         mask, config = arguments["response_mask"].bool(), arguments["config"]
-        own, metrics = compute_policy_loss_vanilla(**{**arguments, "response_mask": mask & ~given})
+        own, metrics = get_policy_loss_fn("vanilla")(**{**arguments, "response_mask": mask & ~given})
         ratio = arguments["log_prob"].exp()
         shaped = -arguments["advantages"] * ratio / (ratio + cls.gamma)
         taught = agg_loss(

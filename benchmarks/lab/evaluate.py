@@ -61,7 +61,7 @@ def measured(samples: Sequence[Sample], attempts: int) -> dict[str, float]:
         "steps": float(np.mean([len(lines) for lines in checks])),
         "length": float(np.mean([len(s.row.response_ids) for s in samples])),
         "well_formed": float(np.mean([_ended(s.response) for s in samples])),
-        "entropy": -float(np.mean([np.mean(s.row.response_logprobs) for s in samples])),
+        "entropy": -float(np.mean([np.mean(s.row.response_logprobs or [0.0]) for s in samples])),
     }
     for k in (2, 4, 8):
         if k <= attempts:

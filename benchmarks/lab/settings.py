@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def settings(preset: str, overrides: Mapping[str, Any], *, prompts: int, n: int,
         "actor_rollout_ref.actor.ppo_mini_batch_size": prompts // mini_batches,
         **overrides,
     }
-    config = OmegaConf.create(OmegaConf.to_container(_recipe(preset), resolve=False))
+    config = copy.deepcopy(_recipe(preset))
     with open_dict(config):
         for key, value in changes.items():
             OmegaConf.update(config, key, value, force_add=True)
