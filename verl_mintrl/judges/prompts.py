@@ -5,8 +5,8 @@ A template is text with ``{{placeholders}}``; a line of ``=====`` parts the syst
 stays text.
 
 Layout: instructions, problem, evidence, steps in order, question. What changes last comes last, so that the reviews
-of one session share the longest prefix in the server's cache. For the same reason the fence code depends on the
-problem alone.
+of one session share the longest prefix in the server's cache. For the same reason the fence code depends on
+problem and evidence alone.
 
 Policy, problem and evidence are untrusted. Each stands between lines that carry the fence code, which is chosen so
 that no text inside contains it; hidden characters are dropped, control strings broken, long lines and steps shortened

@@ -24,7 +24,7 @@ from verl_mintrl.rollout.writer import Writer
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, clip_insertions
 from verl_mintrl.trajectory.spans import Author, Trajectory
 from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice
-from verl_mintrl.trajectory.steps import Segmenter, Step, split_steps
+from verl_mintrl.trajectory.steps import Segmenter, Step, StepReader
 from verl_mintrl.trajectory.text import TokenText
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class PeriodicSession:
         self.record = record
         self.trajectory = Trajectory(limit)
         self.text = TokenText(shared.proposer.decode)
+        self._reader = StepReader(shared.segmenter)
         self.ledger = Ledger(shared.budget)
         self.judge_seconds = 0.0
         self.reviewing = True
@@ -159,7 +160,7 @@ class PeriodicSession:
         if not self._review_due(ended):
             return
         self._point = len(self.trajectory.ids)
-        steps = [step for step in split_steps(self.text.text, self.shared.segmenter, finished=ended) if step.complete]
+        steps = [step for step in self._reader.read(self.text.text, finished=ended) if step.complete]
         if steps and (ended or len(steps) != self._reviewed_steps):
             self._reviewed, self._reviewed_steps = len(self.trajectory.ids), len(steps)
             self._ask(steps, ended)
@@ -171,7 +172,8 @@ class PeriodicSession:
             return self.shared.review.at_end and len(self.trajectory.ids) > self._reviewed
         if self.shared.review.every_tokens is not None:
             return len(self.trajectory.ids) - self._point >= self.shared.review.every_tokens
-        complete = sum(s.complete for s in split_steps(self.text.text, self.shared.segmenter, finished=False))
+        steps = self._reader.read(self.text.text, finished=False)
+        complete = len(steps) - (bool(steps) and not steps[-1].complete)  # only the last may be open
         return complete - self._reviewed_steps >= (self.shared.review.every_steps or 1)
 
     def _ask(self, steps: list[Step], ended: bool) -> None:
