@@ -121,6 +121,9 @@ def _arms() -> dict[str, Arm]:
         f"{name}_hard": replace(arms[name], experiment={"split": "hard"})
         for name in ("grpo", "mintrl_const", "mintrl_gated", "rti")
     }
+    for method, arm in (("const", const), ("gated", gated)):
+        many = but(arm, budget__max_insertions=8)  # as many as RTI may make; a hard problem has up to 9 traps
+        arms[f"{method}_hard_insertions_8"] = replace(many, experiment={"split": "hard"})
     # baseline and schedule
     arms["const_group_baseline"] = but(const, advantage__estimator="grpo")
     arms["const_stop"] = but(const, schedule__stop_after_updates=20)

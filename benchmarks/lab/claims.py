@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from lab.results import Difference, Number, Results, Run
 
@@ -68,6 +69,8 @@ def above(results: Results, a: str, b: str, number: Number, what: str, other: Nu
     return Finding(f"{a} above {b}: {what}", numbers, difference.verdict())
 
 
+#: standard deviation of one look at validation success: 48 problems, 4 sessions each, near 0.5
+LOOK_ERROR = 0.04
 SUCCESS = last("val/success")
 BASELINES = ("grpo", "sft_then_grpo", "regression_on_policy")
 METHODS = ("mintrl_gated", "mintrl_const", "rti")
@@ -95,6 +98,9 @@ def final_success(results: Results) -> list[Finding]:
         hard = f"{method}_hard"
         found.append(above(results, hard, "grpo_hard", SUCCESS, "last checkpoint, trained on hard problems"))
         found.append(above(results, hard, "grpo_hard", last("hard/success"), "the same, success on hard problems"))
+    for arm in ("gated_hard_insertions_8", "const_hard_insertions_8"):
+        found.append(above(results, arm, "grpo_hard", SUCCESS, "last checkpoint, trained on hard problems"))
+        found.append(above(results, arm, "grpo_hard", last("hard/success"), "the same, success on hard problems"))
     others = ("luffy", "gspo", "distil", "mintrl_proxy", "mintrl_self", "vcv_regression")
     return found + [above(results, other, "grpo", SUCCESS, "last checkpoint") for other in others]
 
@@ -327,11 +333,39 @@ def forgetting(results: Results) -> list[Finding]:
     return found
 
 
+def agreement(results: Results, verl: Results) -> list[Finding]:
+    """Runs under verl against those of the in-process loop, at the last look that both had."""
+    found = []
+    for arm in verl.arms:
+        looks = [set(dict(run.curve("val/success"))) for run in (*verl.of(arm), *results.of(arm))]
+        common = sorted(set.intersection(*looks)) if results.of(arm) else []
+        if not common:
+            found.append(Finding(f"{arm}: both tiers agree", "-", "not run"))
+            continue
+
+        def at(run: Run, update: int = common[-1]) -> float:
+            return dict(run.curve("val/success"))[update]
+
+        theirs, ours = verl.values(arm, at), results.values(arm, at)
+        gap = abs(sum(theirs) / len(theirs) - sum(ours) / len(ours))
+        spread = max(stdev(ours) if len(ours) > 1 else 0.0, LOOK_ERROR)
+        bound = 2 * spread * math.sqrt(1 / len(theirs) + 1 / len(ours))
+        found.append(
+            Finding(
+                f"{arm}: both tiers agree",
+                f"after {common[-1]} updates verl {verl.text(arm, at)}, in process {results.text(arm, at)}; "
+                f"gap {gap:.3f}, bound {bound:.3f}",
+                "holds" if gap <= bound else "does not hold",
+            )
+        )
+    return found
+
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         1,
         "Better validation success than GRPO, SFT then GRPO, and no interventions",
-        (*METHODS, *BASELINES),
+        (*METHODS, *BASELINES, "grpo_hard", "rti_hard", "gated_hard_insertions_8", "const_hard_insertions_8"),
         final_success,
     ),
     Claim(2, "Larger coverage", (*METHODS, "grpo"), coverage, "val/pass@4"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.claims import CLAIMS, RULE, Claim
+from lab.claims import CLAIMS, RULE, Claim, agreement
 from lab.results import SUCCESS, Results
 
 #: what is kept of a run beside the table
@@ -26,8 +26,12 @@ KEPT = (
 )
 
 
-def write_report(runs: Path, target: Path, suite: str) -> str:
-    """Write ``claims.md``, ``runs.jsonl`` and ``claim-<number>.png`` into ``target``; returns a short summary."""
+def write_report(runs: Path, target: Path, suite: str, verl: Path) -> str:
+    """Write ``claims.md``, ``runs.jsonl`` and ``claim-<number>.png`` into ``target``; returns a short summary.
+
+    Args:
+        verl: folder with the runs under verl, if there are any.
+    """
     results = Results.load(runs)
     target.mkdir(parents=True, exist_ok=True)
     wanted = CLAIMS[:1] if suite == "quick" else CLAIMS
@@ -41,6 +45,14 @@ def write_report(runs: Path, target: Path, suite: str) -> str:
     ]
     for claim in wanted:
         lines += _section(claim, results, target)
+    rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in agreement(results, Results.load(verl))]
+    lines += ["## The tiers", "", "Command: `python benchmarks/lab/verl_arm.py ARM --updates 40`.", ""]
+    lines += [
+        "| statement | measured | verdict |",
+        "|---|---|---|",
+        *(rows or ["| both tiers agree | - | not run |"]),
+        "",
+    ]
     lines += ["## All arms", "", *_overview(results)]
     (target / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _keep(results, target / "runs.jsonl")

@@ -54,7 +54,7 @@ def main() -> None:
     if not args.report_only:
         policy = policy_path()
         execute(chosen, policy, out / "runs", args.jobs)
-    print(write_report(out / "runs", args.results or out, args.suite))
+    print(write_report(out / "runs", args.results or out, args.suite, ROOT / ".cache" / "lab" / "verl"))
     print(
         f"lab: ok suite={args.suite} runs={len(list((out / 'runs').glob('*.jsonl')))} {time.monotonic() - started:.0f} s"
     )

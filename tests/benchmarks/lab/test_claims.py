@@ -7,7 +7,7 @@ import math
 
 import pytest
 from lab.arms import ARMS
-from lab.claims import CLAIMS, SUCCESS, above
+from lab.claims import CLAIMS, SUCCESS, above, agreement
 from lab.report import write_report
 from lab.results import Difference, Results, Run
 from lab.settings import settings
@@ -66,12 +66,20 @@ def test_every_claim_is_judged_with_nothing_and_with_everything(tmp_path):
             run = make_run(arm, seed, [0.1, 0.2 + 0.01 * number + 0.001 * seed])
             lines = [{"experiment": run.experiment, "policy": "p"}, *run.rows]
             (folder / f"{arm}-{seed}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    write_report(folder, tmp_path / "out", "full")
+    write_report(folder, tmp_path / "out", "full", folder)
     text = (tmp_path / "out" / "claims.md").read_text()
     assert all(f"## {claim.number}. {claim.title}" in text for claim in CLAIMS)
     assert [claim.number for claim in CLAIMS] == list(range(1, 13))
     assert len(list((tmp_path / "out").glob("claim-*.png"))) == 12
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == len(ARMS) * len(SEEDS)
+
+
+def test_tiers_are_compared_at_the_last_common_look():
+    ours = Results([make_run("grpo", s, [0.1, 0.4 + 0.1 * s, 0.9]) for s in (0, 1, 2)])
+    near, far = Results([make_run("grpo", 0, [0.1, 0.6])]), Results([make_run("grpo", 0, [0.1, 0.9])])
+    assert [f.verdict for f in agreement(ours, near)] == ["holds"]
+    assert [f.verdict for f in agreement(ours, far)] == ["does not hold"]
+    assert [f.verdict for f in agreement(Results([]), near)] == ["not run"]
 
 
 def test_arms_of_suites_and_claims_exist():
