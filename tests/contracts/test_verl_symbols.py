@@ -397,6 +397,26 @@ print(json.dumps({name: type(error).__name__ for name, error in verl_mintrl.plug
 """
 
 
+#: modules of ours that import what registers others of ours, imported before verl has registered anything
+FIRST = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+import verl.experimental.agent_loop.agent_loop as agent_loop
+import verl_mintrl.plugin
+print(json.dumps([
+    "intervention_agent" in agent_loop._agent_loop_registry,
+    {name: str(error) for name, error in verl_mintrl.plugin.FAILURES.items()},
+]))
+"""
+
+
+@pytest.mark.parametrize("module", ["rollout.output", "rollout.worker"])
+def test_our_modules_may_be_imported_before_those_of_verl(module):
+    done = subprocess.run([sys.executable, "-c", FIRST, f"verl_mintrl.{module}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [True, {}]
+
+
 @pytest.fixture(scope="module")
 def processes() -> dict[str, subprocess.CompletedProcess]:
     """Both probes at once; each pays for the imports of verl."""

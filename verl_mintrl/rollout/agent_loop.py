@@ -6,15 +6,17 @@ Leans on ``verl.experimental.agent_loop.agent_loop``: ``AgentLoopBase`` (``ct_bu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, register
 
 from verl_mintrl.judges.protocol import ReviewRequest
-from verl_mintrl.rollout.output import InterventionOutput
 from verl_mintrl.rollout.periodic import PeriodicSession
 from verl_mintrl.rollout.session import SESSION_KEY, Session
 from verl_mintrl.rollout.writer import ServerWriter
+
+if TYPE_CHECKING:
+    from verl_mintrl.rollout.output import InterventionOutput
 
 AGENT_NAME = "intervention_agent"
 
@@ -24,6 +26,9 @@ class InterventionAgentLoop(AgentLoopBase):
     """One turn, reviewed and corrected while it is written. One object per session, so it keeps nothing."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> InterventionOutput:
+        # not at the top: output imports verl's agent loop, whose import registers this module
+        from verl_mintrl.rollout.output import InterventionOutput
+
         session: Session = kwargs.pop(SESSION_KEY)
         messages = list(kwargs["raw_prompt"])
         prompt_ids = await self.ct_build_initial_tokens(messages)
