@@ -106,8 +106,8 @@ class InterventionTrainer(PPOTrainer):
         """After verl's: inserted tokens nobody scored take the actor's log-prob, and the comparison of rollout and actor is
         made on policy tokens only."""
         batch = super()._compute_old_log_prob(batch, metrics)
-        if not self.config.actor_rollout_ref.rollout.calculate_log_probs:
-            return batch
+        if not self.config.actor_rollout_ref.rollout.calculate_log_probs or self.intervention.trigger == "never":
+            return batch  # nothing was inserted: verl's comparison stands
         data = self._fetch(batch, "authors", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
         lengths = data["response_mask"].offsets().diff()
         padded = DataProto(batch=data.exclude("authors").to_padded_tensor())

@@ -78,8 +78,23 @@ CONFLICTS = {
     ),
     "teacher without GPUs": (
         TEACHER | {"distillation.nnodes": 0},
-        "distillation.nnodes: is not positive",
+        "distillation.nnodes: is 0",
         "distillation.n_gpus_per_node",
+    ),
+    "teacher without a number": (
+        TEACHER | {"distillation.n_gpus_per_node": "1"},
+        "distillation.n_gpus_per_node: is '1'",
+        "numbers >= 1",
+    ),
+    "teacher that is not served": (
+        TEACHER | {"intervention.judge.teacher.key": "large"},
+        "intervention.judge.teacher.key: is 'large'",
+        "'default'",
+    ),
+    "teacher without an entry": (
+        TEACHER | {"distillation.teacher_models": {"teacher_model": None}},
+        "distillation.teacher_models.teacher_model.model_path",
+        "judge's model",
     ),
     "teacher without a model": (
         TEACHER | {"distillation.teacher_models.teacher_model.model_path": None},

@@ -175,6 +175,7 @@ async def test_redirects_are_not_followed(server: FaultServer) -> None:
         ({"model": ""}, "endpoint.model"),
         ({"api_key_env": "sk-pw-1"}, "endpoint.api_key_env"),
         ({"extra_body": {"api_key": "pw"}}, "endpoint.extra_body.api_key"),
+        ({"extra_body": {"metadata": [{"api_key": "pw"}]}}, "endpoint.extra_body.api_key"),
         ({"extra_body": {"stream": True}}, "endpoint.extra_body.stream"),
         ({"extra_body": {"response_format": {}}}, "endpoint.structured"),
     ],

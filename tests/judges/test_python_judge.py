@@ -183,6 +183,29 @@ async def test_cancellation_is_not_an_error():
         await task
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_judge_that_cancels_itself_is_an_error(is_async):
+    """E.g. one that awaits what somebody else cancelled: the session must not be taken for a cancelled one."""
+
+    def function(request):
+        raise asyncio.CancelledError
+
+    async def coroutine(request):
+        function(request)
+
+    error = await fails(guarded(coroutine if is_async else function).review(REQUEST))
+    assert error.kind == "exception" and error.usage.calls == 1
+
+
+async def test_a_cancelled_call_tells_that_it_was_made():
+    task = asyncio.create_task(guarded(lambda request: time.sleep(0.3)).review(REQUEST))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert caught.value.usage.calls == 1
+
+
 async def test_concurrency_is_bounded():
     running = most = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,31 @@ async def test_slot_is_free_again_after_an_error_or_a_cancelled_call(ray_running
             await guarded.review(ReviewRequest((), ("a",), finished=True, attempt=30))
     async with asyncio.timeout(5), limiter.slot() as report:
         report(Usage(calls=1))
+
+
+async def test_a_cancelled_call_has_used_its_request() -> None:
+    """Without Ray: what the limiter tells its actor."""
+    told = []
+
+    class Remote:
+        def __init__(self, function: Any) -> None:
+            self.remote = function
+
+    async def ask(ticket: str) -> float:
+        return 0.0
+
+    limiter = object.__new__(ClusterLimiter)
+    limiter._actor = SimpleNamespace(ask=Remote(ask), done=Remote(lambda *arguments: told.append(arguments[1:])))
+
+    async def hangs(request: ReviewRequest) -> Review:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    guarded = GuardedJudge(PythonJudge(hangs), timeout=50, concurrency=8, limiter=limiter)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await guarded.review(ReviewRequest((), ("a",), finished=True))
+    assert told == [(1, 0)]
 
 
 async def test_actor_that_was_killed_is_started_anew(ray_running: Any) -> None:

@@ -18,7 +18,7 @@ from rollout.test_periodic import PROMPT, after_correction, session, text_of
 from verl_mintrl.config.schema import ReviewConfig
 from verl_mintrl.errors import JudgeError
 from verl_mintrl.judges.arithmetic import review as arithmetic
-from verl_mintrl.judges.protocol import Review, ReviewRequest
+from verl_mintrl.judges.protocol import Review, ReviewRequest, Usage
 from verl_mintrl.rollout.abort import ABORTED
 from verl_mintrl.rollout.periodic import PeriodicSession
 from verl_mintrl.trajectory.record import Outcome
@@ -195,7 +195,8 @@ async def test_what_was_written_past_the_review_is_dropped_and_its_reviews_are_s
     async def judge(request: ReviewRequest) -> Review:
         asked.append(len(request.steps))
         await asyncio.sleep(0.05)
-        return Review.revise(1, "good") if request.steps[0].startswith("bad") else Review.keep()
+        answer = Review.revise(1, "good") if request.steps[0].startswith("bad") else Review.keep()
+        return answer.with_usage(Usage(calls=1))
 
     def policy(text: str) -> str:
         answer = text[len(PROMPT) :]
@@ -211,6 +212,39 @@ async def test_what_was_written_past_the_review_is_dropped_and_its_reviews_are_s
     assert run.record.speculative_tokens == len("b\n\nc\n\nd" + END)
     assert "".join(map(chr, run.record.reviews[0].dropped_ids)) == "bad\n\n"
     assert run.ledger.reviews == 2, "what was superseded gives its review back"
+    assert [note.judge_calls for note in run.record.superseded] == [1, 1, 1], "and is paid for all the same"
+
+
+@pytest.mark.parametrize("mode", ["blocking", "overlapped"])
+async def test_the_judge_time_of_a_session_is_the_same_in_both_modes(mode: str) -> None:
+    """Three answers of 0.2 s fit into 0.7 s, whether or not the policy waits for them."""
+
+    async def judge(request: ReviewRequest) -> Review:
+        await asyncio.sleep(0.2)
+        return Review.keep()
+
+    script = "a\n\n" * 8 + END
+    run = session(
+        lambda text: script[len(text) - len(PROMPT) :],
+        lambda request: None,
+        review=ReviewConfig(None, 1, mode=mode),
+        budget=Budget(20, 2, 40, 1.0),
+        session_deadline_s=0.7,
+    )
+    run.shared.judge._validator.judge._judge = SimpleNamespace(review=judge, name="slow")
+    await run.run()
+    assert [note.reason for note in run.record.reviews] == ["", "", "", "session_timeout"]
+    assert text_of(run) == script
+
+
+async def test_a_writer_that_writes_nothing_ends_the_response() -> None:
+    run = session(lambda text: "", lambda request: None, review=ReviewConfig(None, 1))
+
+    async def nothing(prefix: Any, limit: int, stop: Any = ()) -> Any:
+        return SimpleNamespace(ids=[], logprobs=None, ended=False)
+
+    run.writer.write = nothing  # type: ignore[method-assign]
+    assert len(await asyncio.wait_for(run.run(), 5)) == 0
 
 
 async def test_a_failing_policy_server_leaves_nothing_running() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Optional
 from urllib.parse import urlsplit
@@ -216,11 +216,23 @@ class EndpointConfig:
             if name in ("messages", "model", "n", "stream", "response_format"):
                 hint = f"use {key}.structured." if name == "response_format" else f"drop {key}.extra_body.{name}."
                 raise ConfigError(f"{key}.extra_body.{name} would change what is asked or how it is read.", hint)
+        for name in _keys(self.extra_body):
             if name.lower().endswith(("api_key", "authorization", "password", "secret")):
                 raise ConfigError(
                     f"{key}.extra_body.{name} looks like a secret; the config is written to logs and checkpoints.",
                     f"name an environment variable in {key}.api_key_env.",
                 )
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """All keys, however deep."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield str(name)
+            yield from _keys(below)
+    elif isinstance(value, list):
+        for below in value:
+            yield from _keys(below)
 
 
 @dataclass

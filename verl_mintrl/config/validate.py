@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_mintrl.config.schema import InterventionConfig, parse
 from verl_mintrl.errors import ConfigError
 from verl_mintrl.judges.roles import lookup
+from verl_mintrl.judges.servers import teacher_keys
 from verl_mintrl.rollout.stops import STOPS
 from verl_mintrl.trajectory.steps import get_segmenter
 
@@ -172,7 +173,7 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             "Name one, or set intervention.judge.roles.verifier.backend, or intervention.verifier.enabled to false.",
         )
     if "teacher" in node.judge.backends:
-        yield from _teachers(config)
+        yield from _teachers(config, node)
     if node.gate.mode == "quantile" and not _sampled_plainly(config):
         yield Finding(
             "intervention.gate.mode",
@@ -219,20 +220,29 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
         )
 
 
-def _teachers(config: DictConfig) -> Iterator[Finding]:
+def _teachers(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
     for name in ("nnodes", "n_gpus_per_node"):
-        if not _get(config, f"distillation.{name}", 0) > 0:
+        count = _get(config, f"distillation.{name}", 0)
+        if not isinstance(count, int) or count < 1:
             yield Finding(
                 f"distillation.{name}",
-                "is not positive, but intervention.judge.backend (or that of a role) is teacher, which needs GPUs of its own.",
-                "Set both distillation.nnodes and distillation.n_gpus_per_node.",
+                f"is {count!r}, but intervention.judge.backend (or that of a role) is teacher, which needs GPUs of its own.",
+                "Set both distillation.nnodes and distillation.n_gpus_per_node to numbers >= 1.",
             )
-    models = _get(config, "distillation.teacher_models", {})
+    models = {name: model for name, model in _get(config, "distillation.teacher_models", {}).items() if model}
     if not any(model.get("model_path") for model in models.values()):
         yield Finding(
             "distillation.teacher_models.teacher_model.model_path",
             "is not set, but intervention.judge.backend (or that of a role) is teacher.",
             "Name the judge's model there.",
+        )
+        return
+    keys = teacher_keys(models)
+    if node.judge.teacher.key not in keys and (node.judge.teacher.key is not None or len(keys) > 1):
+        yield Finding(
+            "intervention.judge.teacher.key",
+            f"is {node.judge.teacher.key!r}; the teachers of distillation.teacher_models are {', '.join(map(repr, keys))}.",
+            "Set it to one of them.",
         )
 
 

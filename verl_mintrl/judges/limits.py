@@ -132,6 +132,11 @@ class GuardedJudge(Judge):
                 return await call()
         except (JudgeError, ConfigError):
             raise
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                error.usage = Usage(calls=1)  # type: ignore[attr-defined]  # it was on its way
+                raise
+            raise JudgeError(f"judge {self.name} cancelled itself", kind="exception") from error
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise JudgeError(

@@ -148,6 +148,7 @@ class ClusterLimiter:
         try:
             while (wait := await self._ask(ticket)) > 0:
                 await asyncio.sleep(wait)
+            used = Usage(calls=1)  # the one that was counted on entry, also where nobody lives to report it
             yield report
         finally:  # not awaited, so that it also works while the caller is cancelled
             self._actor.done.remote(ticket, used.calls, used.prompt_tokens + used.completion_tokens)

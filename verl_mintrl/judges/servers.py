@@ -17,6 +17,16 @@ from verl_mintrl.judges.prompted import Completion
 from verl_mintrl.judges.protocol import ReviewRequest, Usage
 
 
+def teacher_keys(models: Mapping[str, Any]) -> dict[str, str]:
+    """What verl calls the entries of ``distillation.teacher_models``: key -> name of the entry.
+
+    A single one is called ``default``; beside others, the entry ``teacher_model`` does not count.
+    """
+    if len(models) == 1:
+        return {"default": next(iter(models))}
+    return {model.get("key"): name for name, model in models.items() if name != "teacher_model"}
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model on verl's servers.

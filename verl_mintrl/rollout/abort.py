@@ -3,13 +3,14 @@
 Cancelling the coroutine of verl's client only stops the waiting: the server goes on to the last token of a request nobody
 reads. Here the server's task is cancelled too, which makes its engine drop the request.
 
-Leans on ``verl.workers.rollout.llm_server.LLMServerClient``: ``_acquire_server`` returns ``(server id, actor handle)``, and
-``generate`` calls the handle's ``generate.remote``.
+Leans on ``verl.workers.rollout.llm_server.LLMServerClient``: ``_acquire_server`` returns ``(server id, actor handle)``,
+``_release_server`` takes the id back, and ``generate`` calls the handle's ``generate.remote``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from contextvars import ContextVar
 from typing import Any
@@ -40,7 +41,12 @@ class AbortingClient:
         if acquire is not None:
 
             async def acquire_recorded(request_id: str, **extra: Any) -> tuple[str, _Recorded]:
-                server_id, server = await acquire(request_id, **extra)
+                routing = asyncio.ensure_future(acquire(request_id, **extra))
+                try:
+                    server_id, server = await asyncio.shield(routing)
+                except asyncio.CancelledError:  # verl would never give back the place the balancer is about to count
+                    routing.add_done_callback(functools.partial(_give_back, client, request_id))
+                    raise
                 return server_id, _Recorded(server)
 
             client._acquire_server = acquire_recorded
@@ -84,6 +90,11 @@ class _Recorded:
         reference = self._server.generate.remote(*args, **kwargs)
         _sent.get([]).append(reference)
         return reference
+
+
+def _give_back(client: Any, request_id: str, routed: asyncio.Future[Any]) -> None:
+    if not routed.cancelled() and routed.exception() is None:
+        client._release_server(routed.result()[0], request_id=request_id)
 
 
 async def _abort(reference: Any) -> bool:

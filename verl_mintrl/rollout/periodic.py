@@ -18,7 +18,7 @@ from verl_mintrl.errors import InterventionError, JudgeError
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.recorded import question_id
 from verl_mintrl.judges.roles import RolesJudge
-from verl_mintrl.rollout.propose import Proposal, Proposer, own_step_perplexities, propose
+from verl_mintrl.rollout.propose import Proposal, Proposer, out_of_time, own_step_perplexities, propose
 from verl_mintrl.rollout.stops import STOPS
 from verl_mintrl.rollout.writer import Writer
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, clip_insertions
@@ -138,22 +138,27 @@ class PeriodicSession:
             else:
                 stop = STOPS[self.shared.review.segmenter]
         writing = asyncio.ensure_future(self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop))
+        corrected = False
         try:
-            while self._asked:
+            while self._asked and not corrected:
                 await asyncio.wait((writing, self._asked[0].answer), return_when=asyncio.FIRST_COMPLETED)
                 if not self._asked[0].answer.done():
                     break
-                if await self._take_answer():
-                    return None
-            chunk = await writing
+                corrected = await self._take_answer()
+            if not corrected:
+                chunk = await writing
         finally:
             if not writing.done():
                 writing.cancel()
                 await asyncio.wait((writing,))
+        if corrected:
+            if not writing.cancelled() and writing.exception() is None:  # an error will be met again, or did not matter
+                self.record.speculative_tokens += len(writing.result().ids)
+            return None
         self.trajectory.append(chunk.ids, Author.POLICY, chunk.logprobs)
         visible = chunk.ids[:-1] if chunk.ids and chunk.ids[-1] in self.shared.end_ids else chunk.ids
         self.text.extend(visible)
-        return chunk.ended or self.trajectory.remaining == 0
+        return chunk.ended or not chunk.ids or self.trajectory.remaining == 0
 
     def _look(self, ended: bool) -> None:
         """Ask the judge if a review is due and there is a new step to show."""
@@ -224,6 +229,10 @@ class PeriodicSession:
         note, proposal = asked.note, None
         try:
             proposal = asked.answer.result()
+            left = self.shared.judge_config.session_deadline_s - self.judge_seconds
+            if note.judge_seconds > left:  # when it was asked, earlier answers had not been charged yet
+                proposal = None
+                raise out_of_time(left)
         except JudgeError as error:
             self._failed(error, note)
         except InterventionError as error:

@@ -109,11 +109,10 @@ async def propose(
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise JudgeError(
-                f"the judge used up the {left_s:g} s that were left to this session.",
-                "raise intervention.judge.session_deadline_s or use a faster judge.",
-                kind="session_timeout",
-            ) from None
+            raise out_of_time(left_s) from None
+        except asyncio.CancelledError as error:  # no longer wanted, but a call under way may have to be paid
+            spend(note, role, getattr(error, "usage", None))
+            raise
         finally:
             note.judge_seconds = time.monotonic() - started  # scoring is the policy's servers' time
         role = ""
@@ -142,6 +141,15 @@ async def propose(
         note.outcome, note.reason = Outcome.REJECTED, proposal.rejection
         return None
     return proposal
+
+
+def out_of_time(left_s: float | None) -> JudgeError:
+    """A session has used up its judge time."""
+    return JudgeError(
+        f"the judge used up the {left_s:g} s that were left to this session.",
+        "raise intervention.judge.session_deadline_s or use a faster judge.",
+        kind="session_timeout",
+    )
 
 
 def spend(note: ReviewRecord, role: str, usage: Usage | None) -> None:

@@ -1,8 +1,7 @@
 """verl adapter: frozen judge models on verl's teacher servers.
 
 Leans on ``verl.utils.tokenizer.hf_tokenizer``, ``verl.utils.fs.copy_to_local``, ``get_max_position_embeddings`` of
-``verl.workers.rollout.utils``, and on how ``DistillationConfig`` names teachers: a single one is called ``default``, several by
-their ``key``.
+``verl.workers.rollout.utils``, and on how ``DistillationConfig`` names teachers (:func:`verl_mintrl.judges.servers.teacher_keys`).
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from verl.utils.fs import copy_to_local
 from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from verl_mintrl.judges.servers import ServedModel
+from verl_mintrl.judges.servers import ServedModel, teacher_keys
 from verl_mintrl.rollout.abort import AbortingClient
-
-SINGLE = "teacher_model"
 
 
 def served_teachers(clients: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, ServedModel]:
@@ -28,8 +25,8 @@ def served_teachers(clients: Mapping[str, Any], models: Mapping[str, Any]) -> di
         clients: key -> verl's server client, none where no teacher is served.
         models: ``distillation.teacher_models``.
     """
-    entries = {("default" if len(models) == 1 else model.key): (name, model) for name, model in models.items()}
-    return {key: _served(client, *entries[key]) for key, client in clients.items()}
+    names = teacher_keys(models)
+    return {key: _served(client, names[key], models[names[key]]) for key, client in clients.items()}
 
 
 def _served(client: Any, name: str, model: Any) -> ServedModel:

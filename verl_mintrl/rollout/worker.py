@@ -68,11 +68,16 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
         self.surroundings = Surroundings(
             policy=ServedModel(client, self.tokenizer, length, template_kwargs=template_kwargs),
             control_strings=control_strings(self.tokenizer),
-            teachers=served_teachers(self.teacher_client or {}, self.config.distillation.teacher_models),  # type: ignore[has-type]
+            teachers=self._teachers(),
             unique_ids=self.rollout_config.full_determinism,
         )
         self.reviewing = self._build_reviewing()
         self.group_failure = GroupFailure(self.intervention, self.reviewing, self.rollout_config.response_length)
+
+    def _teachers(self) -> dict[str, ServedModel]:
+        if "teacher" not in self.intervention.judge.backends:
+            return {}
+        return served_teachers(self.teacher_client or {}, self.config.distillation.teacher_models)  # type: ignore[has-type]
 
     def _end_ids(self) -> frozenset[int]:
         generation = getattr(self.model_config, "generation_config", None)
