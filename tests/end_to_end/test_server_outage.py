@@ -8,7 +8,7 @@ from harness import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import server_outage  # noqa: E402  # found by the line above
+import server_outage  # found by the line above
 
 UPDATES = server_outage.RESTART_AFTER + 3
 
