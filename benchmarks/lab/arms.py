@@ -119,7 +119,7 @@ def _arms() -> dict[str, Arm]:
     }
     arms |= {
         f"{name}_hard": replace(arms[name], experiment={"split": "hard"})
-        for name in ("grpo", "mintrl_const", "mintrl_gated", "rti")
+        for name in ("grpo", "sft_then_grpo", "regression_on_policy", "mintrl_const", "mintrl_gated", "rti")
     }
     for method, arm in (("const", const), ("gated", gated)):
         many = but(arm, budget__max_insertions=8)  # as many as RTI may make; a hard problem has up to 9 traps

@@ -95,12 +95,11 @@ def final_success(results: Results) -> list[Finding]:
             found.append(above(results, method, baseline, speed, "mean over all looks"))
     for method in METHODS:
         found.append(_at_equal_time(results, method, "grpo"))
-        hard = f"{method}_hard"
-        found.append(above(results, hard, "grpo_hard", SUCCESS, "last checkpoint, trained on hard problems"))
-        found.append(above(results, hard, "grpo_hard", last("hard/success"), "the same, success on hard problems"))
-    for arm in ("gated_hard_insertions_8", "const_hard_insertions_8"):
-        found.append(above(results, arm, "grpo_hard", SUCCESS, "last checkpoint, trained on hard problems"))
-        found.append(above(results, arm, "grpo_hard", last("hard/success"), "the same, success on hard problems"))
+    for method in (*(f"{m}_hard" for m in METHODS), "gated_hard_insertions_8", "const_hard_insertions_8"):
+        for baseline in BASELINES:
+            hard = f"{baseline}_hard"
+            found.append(above(results, method, hard, SUCCESS, "last checkpoint, trained on hard problems"))
+            found.append(above(results, method, hard, last("hard/success"), "the same, success on hard problems"))
     others = ("luffy", "gspo", "distil", "mintrl_proxy", "mintrl_self", "vcv_regression")
     return found + [above(results, other, "grpo", SUCCESS, "last checkpoint") for other in others]
 
@@ -365,7 +364,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         1,
         "Better validation success than GRPO, SFT then GRPO, and no interventions",
-        (*METHODS, *BASELINES, "grpo_hard", "rti_hard", "gated_hard_insertions_8", "const_hard_insertions_8"),
+        (
+            *(*METHODS, *BASELINES, "grpo_hard", "sft_then_grpo_hard", "rti_hard"),
+            *("gated_hard_insertions_8", "const_hard_insertions_8"),
+        ),
         final_success,
     ),
     Claim(2, "Larger coverage", (*METHODS, "grpo"), coverage, "val/pass@4"),

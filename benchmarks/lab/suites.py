@@ -15,10 +15,10 @@ QUICK = ("grpo", "mintrl_gated")
 
 #: arms in the order of the claims that need them first (number of the claim, arms)
 FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (1, ("grpo_hard", "rti_hard", "gated_hard_insertions_8", "const_hard_insertions_8")),
+    (1, ("grpo_hard", "rti_hard", "gated_hard_insertions_8", "const_hard_insertions_8", "sft_then_grpo_hard")),
     (1, ("grpo", "mintrl_gated", "mintrl_const", "rti", "sft_then_grpo", "regression_on_policy")),
     (3, ("const_systematic", "gated_systematic", "rti_systematic", "const_noisy", "gated_noisy", "rti_noisy")),
-    (1, ("luffy", "gspo", "mintrl_proxy", "mintrl_const_hard", "mintrl_gated_hard")),
+    (1, ("luffy", "gspo", "mintrl_proxy", "mintrl_const_hard", "mintrl_gated_hard", "regression_on_policy_hard")),
     (4, ("const_insertions_1", "const_insertions_4", "const_insertions_8", "const_every_2", "const_every_3")),
     (5, ("const_beta_0.1", "proxy_beta_0.1", "mintrl_const_strong", "mintrl_proxy_strong", "grpo_strong")),
     (6, ("const_group_baseline",)),
