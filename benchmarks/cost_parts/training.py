@@ -12,7 +12,7 @@ from cost_parts.table import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
 
-from harness import Run, train  # found by the line above
+from harness import Run, train, write_sums  # found by the line above
 
 PROMPTS, SESSIONS, RESPONSE = 4, 4, 64
 MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
@@ -20,22 +20,10 @@ MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 def prepare(folder: Path) -> dict[str, Any]:
     """Write model and data; the overrides that every run needs. Random weights hardly ever end a response by themselves."""
-    import pandas
-
     model, data = folder / "tiny", folder / "sums.parquet"
     script = ROOT / "scripts" / "prepare_model.py"
     subprocess.run([sys.executable, str(script), str(model), "--tiny"], check=True, stdout=subprocess.DEVNULL)
-    rows = [
-        {
-            "data_source": "sums",
-            "prompt": [{"role": "user", "content": f"What is {left} + {right}?"}],
-            "reward_model": {"style": "rule", "ground_truth": str(left + right)},
-            "extra_info": {"index": 32 * left + right},
-        }
-        for left in range(32)
-        for right in range(32)
-    ]
-    pandas.DataFrame(rows).to_parquet(data)
+    write_sums(data, 32)
     (folder / "score.py").write_text(
         "def score(data_source, solution_str, **_):\n    return float(len(solution_str) % 2)\n"
     )

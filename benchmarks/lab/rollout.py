@@ -99,12 +99,7 @@ class Sampler:
             judge_config=config.judge,
             verify=config.verifier.enabled,
             review=config.review,
-            budget=Budget(
-                max_reviews=config.budget.max_reviews,
-                max_insertions=config.budget.max_insertions,
-                max_insertion_tokens=config.budget.max_insertion_tokens,
-                max_inserted_share=config.budget.max_inserted_share,
-            ),
+            budget=Budget(**vars(config.budget)),
             segmenter=get_segmenter(config.review.segmenter),
             proposer=Proposer(
                 scorer=scorer,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import ROOT
+from harness import ROOT, write_sums
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,18 +27,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A parquet file of sums, 64 rows."""
-    import pandas
-
-    rows = [
-        {
-            "data_source": "sums",
-            "prompt": [{"role": "user", "content": f"What is {left} + {right}?"}],
-            "reward_model": {"style": "rule", "ground_truth": str(left + right)},
-            "extra_info": {"index": 8 * left + right},
-        }
-        for left in range(8)
-        for right in range(8)
-    ]
     target = tmp_path_factory.mktemp("data") / "sums.parquet"
-    pandas.DataFrame(rows).to_parquet(target)
+    write_sums(target, 8)
     return target

@@ -100,6 +100,23 @@ def train(
     return run
 
 
+def write_sums(target: Path, below: int) -> None:
+    """A parquet file of all sums of two numbers under ``below``."""
+    import pandas
+
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"What is {left} + {right}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(left + right)},
+            "extra_info": {"index": below * left + right},
+        }
+        for left in range(below)
+        for right in range(below)
+    ]
+    pandas.DataFrame(rows).to_parquet(target)
+
+
 def wait(
     process: subprocess.Popen,
     timeout: float,
