@@ -125,7 +125,9 @@ class InterventionTrainer(PPOTrainer):
     def _compute_advantage(self, batch, metrics: dict):
         """verl's own advantages first; then the columns the objective reads are written over them."""
         records = self._records(batch)
+        self._stop_if_fatal(batch, [record for record in records if record is not None])
         self._isolate_masked(batch, records)
+        batch = self._keep_one_token(batch, metrics)
         batch = super()._compute_advantage(batch, metrics)
         rows, nested_mask = self._rows(batch, records)
         real = [(i, record) for i, record in enumerate(records) if record is not None]
@@ -142,7 +144,6 @@ class InterventionTrainer(PPOTrainer):
         metrics.update(learning_metrics(rows, targets, intervened, clip))
         limit = self.config.actor_rollout_ref.rollout.prompt_length
         metrics[PREFIX + "prompts_at_limit"] = float(sum(batch.tags[i]["prompt_len"] >= limit for i, _ in real))
-        self._stop_if_fatal(batch, sessions)
         return self._write_targets(batch, targets, nested_mask)
 
     def _write_targets(self, batch, targets: Targets, nested_mask: torch.Tensor):
@@ -156,6 +157,9 @@ class InterventionTrainer(PPOTrainer):
         return self._put(batch, columns, nested_mask) if columns else batch
 
     def _update_actor(self, batch, metrics: dict):
+        if metrics[PREFIX + "updates_skipped"]:
+            logger.warning("step %s: every session is masked; the policy is left as it is.", self.global_steps)
+            return batch
         batch = super()._update_actor(batch, metrics)
         finish_metrics(metrics)
         if (norm := metrics.get("actor/grad_norm")) is not None:
@@ -198,6 +202,18 @@ class InterventionTrainer(PPOTrainer):
                 partition_id=batch.partition_id,
                 fields=tu.get_tensordict({"uid": uids}),
             )
+
+    def _keep_one_token(self, batch, metrics: dict):
+        """Where every session is masked (a long outage of the judge, say) unmask one token: verl's statistics raise on a batch
+        without any. :meth:`_update_actor` then leaves the policy as it is."""
+        mask = self._fetch(batch, "response_mask")["response_mask"]
+        skipped = not bool((mask.values() > 0).any())
+        metrics[PREFIX + "updates_skipped"] = float(skipped)
+        if skipped:
+            padded = mask.to_padded_tensor(0)
+            padded[0, 0] = 1
+            batch = self._put(batch, {"response_mask": padded}, mask)
+        return batch
 
     def _rows(self, batch, records: list[SessionRecord | None]) -> tuple[Rows, torch.Tensor]:
         data = self._fetch(batch, "authors", "token_weights", "response_mask", "rm_scores", "old_log_probs")
@@ -250,13 +266,17 @@ class InterventionTrainer(PPOTrainer):
                 hint = "repair the judge, or raise intervention.judge.max_error_rate."
         if message:
             if directory := self.config.trainer.get("rollout_data_dir", None):
-                self._dump_trajectories(batch, directory)
+                self._dump_trajectories(batch, directory, learned=False)
             raise InterventionError(message, hint)
 
-    def _dump_trajectories(self, batch, rollout_data_dir: str) -> None:
-        """One JSON object a session: tokens with their authors and weights, reviews, reward, what was learned from it."""
+    def _dump_trajectories(self, batch, rollout_data_dir: str, *, learned: bool = True) -> None:
+        """One JSON object a session: tokens with their authors and weights, reviews, reward, what was learned from it.
+
+        Args:
+            learned: false where the run stops before the session got an advantage.
+        """
         fields = ["prompts", "responses", "authors", "token_weights", "response_mask", "rm_scores", "extra_fields"]
-        fields += ["advantages", "old_log_probs"]
+        fields += ["advantages", "old_log_probs"] if learned else ["old_log_probs"]
         if self.config.actor_rollout_ref.rollout.calculate_log_probs:
             fields.append("rollout_log_probs")
         data = self._fetch(batch, *fields)
@@ -277,8 +297,8 @@ class InterventionTrainer(PPOTrainer):
             for name in fields:
                 if name not in ("prompts", "responses", "rm_scores", "extra_fields"):
                     row[name] = data[name][i].tolist()
-            trained = [a for a, m in zip(row.pop("advantages"), row["response_mask"], strict=True) if m]
-            row["advantage"] = trained[0] if trained else 0.0
+            advantages = row.pop("advantages", [])
+            row["advantage"] = next((a for a, m in zip(advantages, row["response_mask"], strict=False) if m), 0.0)
             row["anchor"] = row.pop("old_log_probs")  # what the objective compares with; relaxed at inserted tokens
             rows.append(row)
         rows.sort(key=lambda row: (row["uid"], row["session_id"]))

@@ -186,6 +186,33 @@ async def test_a_masked_session_leaves_loss_and_baselines(roll, learn, estimator
     assert learned.metrics["intervention/effective_rows"] == N - 1
 
 
+@pytest.mark.parametrize("recipe", ["mintrl_const", "rti"])
+async def test_an_update_without_a_session_to_learn_from_is_skipped(roll, learn, recipe):
+    """A judge that is gone for a while must not end the run, whatever verl does with an empty batch."""
+    changes = {
+        "intervention.judge.backend": "python",
+        "intervention.judge.function": "stub_judges:broken",
+        "intervention.judge.on_error": "mask",
+        "intervention.judge.min_calls": 1000,
+    }
+    if recipe == "rti":
+        roles = ("corrector", "verifier")
+        changes |= {f"intervention.judge.roles.{role}.function": "stub_judges:broken" for role in roles}
+        changes |= {"intervention.judge.evidence": "none", "intervention.judge.evidence_column": None}
+    else:
+        changes["intervention.control.train"] = False
+    done = await roll(changes, recipe=recipe, rewards=Rewards(lambda session, text: 0.0))
+    assert not any(row.any() for row in done.column("response_mask"))
+    learned = learn(done)
+    assert learned.metrics["intervention/updates_skipped"] == 1
+    assert learned.metrics["intervention/sessions_masked"] == (N if recipe == "rti" else len(TREATED))
+    learned.trainer._update_actor(learned.batch, learned.metrics)
+    assert learned.trainer.actor_rollout_wg.updates == 0
+    learned.trainer._compute_metrics(learned.batch, learned.metrics, {}, global_steps=1, epoch=0)
+    learned.trainer._dump_trajectories(learned.batch, done.config.trainer.rollout_data_dir)
+    assert [row["masked"] for row in read_dump(done.config, 1)].count(True) >= len(TREATED)
+
+
 async def test_an_empty_control_session_is_no_baseline(roll, learn):
     calls: list[str] = []
 

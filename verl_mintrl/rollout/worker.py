@@ -55,7 +55,8 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        client = AbortingClient(self.llm_client)  # type: ignore[has-type]
+        self.scoring_client = self.llm_client  # type: ignore[has-type]  # verl's own: scoring calls a method of its base class
+        client = AbortingClient(self.scoring_client)
         self.llm_client = ReplayingClient(client)  # what loops get; judges and scoring are never given turns
         self.intervention = parse(self.config.intervention)
         self.schedule = Schedule(
@@ -96,7 +97,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             budget=Budget(**vars(config.budget)),
             segmenter=get_segmenter(config.review.segmenter),
             proposer=Proposer(
-                scorer=ServerScorer(self.surroundings.policy.client, self.surroundings.policy.max_model_len),
+                scorer=ServerScorer(self.scoring_client, self.surroundings.policy.max_model_len),
                 gate=config.gate,
                 token_weights=config.token_weights,
                 decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
