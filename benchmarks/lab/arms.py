@@ -63,24 +63,30 @@ def judged_by(corrector: str, preset: str, module: str = "lab.judging") -> dict[
     return {INTERVENTION + key: value for key, value in result.items()}
 
 
-def _arms() -> dict[str, Arm]:
-    const, gated, rti = Arm("mintrl_const", "exact"), Arm("mintrl_gated", "exact"), Arm("rti", "exact")
-    proxy = Arm("mintrl_proxy", "exact")
+#: where GRPO finds nothing to learn from, so that arms differ: problems of which the policy solves almost none, and as many
+#: insertions as such a problem has traps
+HARD: Mapping[str, Any] = {"split": "hard"}
+MANY = 8
+#: updates of the arms that are compared in single settings; long before the best of them stop rising
+SHORT = 20
 
+
+def _arms() -> dict[str, Arm]:
     def but(arm: Arm, **overrides: Any) -> Arm:
         return replace(arm, overrides={**arm.overrides, **{key.replace("__", "."): v for key, v in overrides.items()}})
 
-    arms = {
-        # the presets
+    presets = {
         "grpo": Arm("grpo"),
         "regression_on_policy": Arm("regression_on_policy"),
-        "mintrl_const": const,
-        "mintrl_proxy": proxy,
-        "mintrl_gated": gated,
-        "rti": rti,
+        "mintrl_const": Arm("mintrl_const", "exact"),
+        "mintrl_proxy": Arm("mintrl_proxy", "exact"),
+        "mintrl_gated": Arm("mintrl_gated", "exact"),
+        "rti": Arm("rti", "exact"),
         "mintrl_self": Arm("mintrl_self", "hint"),
         "vcv_regression": Arm("vcv_regression", "exact"),
-        # what users compare with
+    }
+    # what users compare with
+    baselines = {
         "sft_then_grpo": Arm("grpo", baseline="sft_then_grpo"),
         "gspo": Arm(
             "grpo",
@@ -94,56 +100,68 @@ def _arms() -> dict[str, Arm]:
         "luffy": Arm("grpo", baseline="luffy"),
         "distil": Arm("grpo", baseline="distil"),
     }
+    many = {name: but(arm, budget__max_insertions=MANY) for name, arm in presets.items()}
+    const, gated, proxy = (many[f"mintrl_{name}"] for name in ("const", "gated", "proxy"))
+    rti = many["rti"]
+    long = {
+        **{
+            f"{name}_hard": arm
+            for name, arm in {**presets, **baselines}.items()
+            if name in ("grpo", "sft_then_grpo", "regression_on_policy", "mintrl_const", "mintrl_gated", "rti")
+        },
+        "const_hard_insertions_8": const,
+        "gated_hard_insertions_8": gated,
+        "rti_hard_insertions_8": rti,
+        # interventions in the first half only
+        "const_stop": but(const, schedule__stop_after_updates=20),
+        "gated_stop": but(gated, schedule__stop_after_updates=20),
+    }
+    short = {f"{name}_hard": baselines[name] for name in ("gspo", "luffy", "distil")}
+    short |= {"proxy_hard": proxy, "self_hard": many["mintrl_self"], "vcv_hard": many["vcv_regression"]}
     # judges of lesser quality
     for name in ("noisy", "systematic", "alarmist", "verbose", "leaking"):
         for method, arm in (("const", const), ("gated", gated), ("rti", rti)):
-            arms[f"{method}_{name}"] = replace(arm, corrector=name)
+            short[f"{method}_{name}"] = replace(arm, corrector=name)
     # how much, how often
-    for count in (1, 4, 8):
-        arms[f"const_insertions_{count}"] = but(const, budget__max_insertions=count)
+    for count in (1, 2, 4, 16):
+        short[f"const_insertions_{count}"] = but(const, budget__max_insertions=count)
     for steps in (2, 3):
-        arms[f"const_every_{steps}"] = but(const, review__every_steps=steps)
+        short[f"const_every_{steps}"] = but(const, review__every_steps=steps)
     for size in (2, 6):
-        arms[f"const_control_{size}"] = but(const, control__size=size)
+        short[f"const_control_{size}"] = but(const, control__size=size)
     # the relaxed anchor
     for kappa in (-2.0, 1.0):
-        arms[f"const_kappa_{kappa:g}"] = but(const, anchor__kappa=kappa)
+        short[f"const_kappa_{kappa:g}"] = but(const, anchor__kappa=kappa)
     for beta in (1e-2, 1e-1):
-        arms[f"const_beta_{beta:g}"] = but(const, objective__beta=beta)
-        arms[f"proxy_beta_{beta:g}"] = but(proxy, objective__beta=beta)
-    arms["const_beta_0.1_success"] = but(const, objective__beta=0.1, anchor__relax="success")
-    arms["const_beta_0.1_uncapped"] = but(const, objective__beta=0.1, anchor__max_bonus=1e6)
-    strong = {"warm_up": 20}
-    arms |= {
-        f"{name}_strong": replace(arms[name], experiment=strong) for name in ("grpo", "mintrl_const", "mintrl_proxy")
-    }
-    arms |= {
-        f"{name}_hard": replace(arms[name], experiment={"split": "hard"})
-        for name in ("grpo", "sft_then_grpo", "regression_on_policy", "mintrl_const", "mintrl_gated", "rti")
-    }
-    for method, arm in (("const", const), ("gated", gated)):
-        many = but(arm, budget__max_insertions=8)  # as many as RTI may make; a hard problem has up to 9 traps
-        arms[f"{method}_hard_insertions_8"] = replace(many, experiment={"split": "hard"})
-    # baseline and schedule
-    arms["const_group_baseline"] = but(const, advantage__estimator="grpo")
-    arms["const_stop"] = but(const, schedule__stop_after_updates=20)
-    arms["gated_stop"] = but(gated, schedule__stop_after_updates=20)
+        short[f"const_beta_{beta:g}"] = but(const, objective__beta=beta)
+        short[f"proxy_beta_{beta:g}"] = but(proxy, objective__beta=beta)
+    short["const_beta_0.1_success"] = but(const, objective__beta=0.1, anchor__relax="success")
+    short["const_beta_0.1_uncapped"] = but(const, objective__beta=0.1, anchor__max_bonus=1e6)
+    short["const_group_baseline"] = but(const, advantage__estimator="grpo")
     # RTI without its parts
     noisy = replace(rti, corrector="noisy")
-    arms["rti_noisy_unverified"] = but(noisy, verifier__enabled=False)
-    arms["rti_noisy_ungated"] = but(noisy, gate__mode="none")
-    arms["rti_unverified"] = but(rti, verifier__enabled=False)
-    arms["rti_ungated"] = but(rti, gate__mode="none")
-    arms["rti_unweighted"] = but(rti, token_weights__mode="ones")
-    arms["rti_hint"] = Arm("rti", "hint")
-    arms["rti_strict"] = but(rti, gate__delta=1.5)
-    arms["rti_strict_ignoring_numbers"] = but(rti, gate__delta=1.5, gate__ignore_numbers=True)
-    # steps that go far
-    rough = {"lr": 1e-3, "mini_batches": 4}
-    arms |= {
-        f"{name}_rough": replace(arms[name], optimisation=rough)
-        for name in ("grpo", "gspo", "regression_on_policy", "mintrl_const")
+    short |= {
+        "rti_noisy_unverified": but(noisy, verifier__enabled=False),
+        "rti_noisy_ungated": but(noisy, gate__mode="none"),
+        "rti_unverified": but(rti, verifier__enabled=False),
+        "rti_ungated": but(rti, gate__mode="none"),
+        "rti_unweighted": but(rti, token_weights__mode="ones"),
+        "rti_hint": replace(rti, corrector="hint"),
+        "rti_strict": but(rti, gate__delta=1.5),
+        "rti_strict_ignoring_numbers": but(rti, gate__delta=1.5, gate__ignore_numbers=True),
     }
+    brief = {"updates": SHORT, "validate_every": SHORT // 2}
+    arms = {**presets, **baselines}
+    arms |= {name: replace(arm, experiment=HARD) for name, arm in long.items()}
+    arms |= {name: replace(arm, experiment={**HARD, **brief}) for name, arm in short.items()}
+    # a policy that solves most problems of the usual length
+    strong = {**HARD, **brief, "warm_up": 20, "warm_up_split": "train"}
+    for name, arm in (("grpo", presets["grpo"]), ("const", const), ("proxy", proxy)):
+        arms[f"{name}_strong"] = replace(arm, experiment=strong)
+    # steps that go far, where there is something to learn for everybody
+    rough = {"lr": 1e-3, "mini_batches": 4}
+    for name in ("grpo", "gspo", "regression_on_policy", "mintrl_const"):
+        arms[f"{name}_rough"] = replace(arms[name], experiment=brief, optimisation=rough)
     return arms
 
 

@@ -43,7 +43,7 @@ class Experiment:
         split: they are taken from.
         validate_every: updates between two looks at ``validation``; on the other splits the policy is examined before the first
             update and after the last.
-        warm_up: updates of plain GRPO before the arm begins, for a stronger policy.
+        warm_up: updates of plain GRPO before the arm begins, for a stronger policy; on problems of ``warm_up_split``.
     """
 
     arm: str
@@ -61,6 +61,7 @@ class Experiment:
     optimisation: Optimisation = field(default_factory=Optimisation)
     examination: Examination = field(default_factory=Examination)
     warm_up: int = 0
+    warm_up_split: str = "train"
 
     @property
     def name(self) -> str:
@@ -111,7 +112,7 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
     queue: list[tasks.Problem] = []
     solved: set[str] = set()
     if e.warm_up:
-        _warm_up(e, model, engine, tokenizer, pool)
+        _warm_up(e, model, engine, tokenizer)
     yield {"update": 0, **e.examination.everything(sampler)}
     for update in range(1, e.updates + 1):
         started, calls = time.monotonic(), engine.calls
@@ -148,11 +149,12 @@ def _settings(e: Experiment, preset: str, overrides: dict[str, Any]) -> Settings
     return settings(preset, overrides, prompts=e.prompts, n=e.n, mini_batches=e.optimisation.mini_batches)
 
 
-def _warm_up(e: Experiment, model: Any, engine: Engine, tokenizer: Any, pool: list[tasks.Problem]) -> None:
+def _warm_up(e: Experiment, model: Any, engine: Engine, tokenizer: Any) -> None:
     """Plain GRPO with an optimiser of its own."""
     plain = _settings(e, "grpo", {})
     sampler = Sampler(engine, tokenizer, plain.intervention, self_judged=False)
     learner = Learner(model, plain, e.optimisation)
+    pool = tasks.make_split(e.warm_up_split, e.pool, seed=0)
     order = random.Random(f"warm-up {e.seed}")
     for update in range(1, e.warm_up + 1):
         learner.update(sampler.train_groups(order.sample(pool, e.prompts), update, e.n))

@@ -11,28 +11,35 @@ from lab.loop import Experiment
 SEEDS = (0, 1, 2)
 #: the same for every arm; found with stock GRPO
 OPTIMISATION = Optimisation()
-QUICK = ("grpo", "mintrl_gated")
+QUICK = ("grpo_hard", "gated_hard_insertions_8")
 
 #: arms in the order of the claims that need them first (number of the claim, arms)
 FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (1, ("grpo_hard", "rti_hard", "gated_hard_insertions_8", "const_hard_insertions_8", "sft_then_grpo_hard")),
+    (
+        1,
+        (
+            "grpo_hard",
+            "rti_hard_insertions_8",
+            "gated_hard_insertions_8",
+            "const_hard_insertions_8",
+            "sft_then_grpo_hard",
+        ),
+    ),
     (1, ("grpo", "mintrl_gated", "mintrl_const", "rti", "sft_then_grpo", "regression_on_policy")),
     (3, ("const_systematic", "gated_systematic", "rti_systematic", "const_noisy", "gated_noisy", "rti_noisy")),
-    (1, ("luffy", "gspo", "mintrl_proxy", "mintrl_const_hard", "mintrl_gated_hard", "regression_on_policy_hard")),
-    (4, ("const_insertions_1", "const_insertions_4", "const_insertions_8", "const_every_2", "const_every_3")),
-    (5, ("const_beta_0.1", "proxy_beta_0.1", "mintrl_const_strong", "mintrl_proxy_strong", "grpo_strong")),
-    (6, ("const_group_baseline",)),
-    (7, ("const_stop",)),
-    (8, ("mintrl_self",)),
+    (1, ("regression_on_policy_hard", "luffy_hard", "gspo_hard", "distil_hard")),
+    (4, ("const_insertions_1", "const_insertions_2", "const_insertions_4", "const_insertions_16")),
+    (4, ("const_every_2", "const_every_3")),
+    (6, ("const_group_baseline", "const_control_2", "const_control_6")),
+    (8, ("self_hard", "rti_hint")),
     (9, ("rti_noisy_unverified", "rti_ungated", "rti_unweighted", "rti_noisy_ungated")),
-    (10, ("rti_strict", "rti_strict_ignoring_numbers")),
+    (5, ("proxy_hard", "const_beta_0.1", "proxy_beta_0.1", "const_strong", "proxy_strong", "grpo_strong")),
     (11, ("grpo_rough", "gspo_rough", "regression_on_policy_rough", "mintrl_const_rough")),
+    (10, ("rti_strict", "rti_strict_ignoring_numbers")),
+    (7, ("const_stop", "gated_stop")),
     (5, ("const_beta_0.01", "const_beta_0.1_success", "const_beta_0.1_uncapped", "const_kappa_-2", "const_kappa_1")),
-    (1, ("distil", "vcv_regression")),
-    (8, ("rti_hint",)),
+    (1, ("vcv_hard", "rti_hard", "mintrl_const_hard", "mintrl_gated_hard")),
     (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
-    (6, ("const_control_2", "const_control_6")),
-    (7, ("gated_stop",)),
     (9, ("rti_unverified",)),
 )
 
