@@ -37,6 +37,7 @@ from verl_mintrl.judges.roles import Part, RolesJudge, Sight
 from verl_mintrl.rollout.output import InterventionOutput
 from verl_mintrl.rollout.periodic import PeriodicSession, Reviewing
 from verl_mintrl.rollout.propose import Proposer
+from verl_mintrl.rollout.worker import whole_text
 from verl_mintrl.rollout.writer import ServerWriter
 from verl_mintrl.trajectory.record import SessionRecord
 from verl_mintrl.trajectory.spans import Author, Trajectory
@@ -170,9 +171,7 @@ def measure(tokenizer: Any, written: Written, tokens: int, review: ReviewConfig,
     config = JudgeConfig(function="not:used")
     guarded = GuardedJudge(Replacer(seed), timeout=60.0, concurrency=8)
     part = Part(guarded, Sight())
-    decode = watch.around(
-        lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    )
+    decode = watch.around(whole_text(tokenizer))
     shared = Reviewing(
         judge=RolesJudge(part, part, part, LeakRules()),
         judge_config=config,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
+from lab.arms import SHORT
 from lab.results import Difference, Number, Results, Run
 
 RULE = (
@@ -38,6 +39,7 @@ class Claim:
         arms: what it is read from; also what its figure shows.
         judge: results -> findings.
         curve: metric of the figure over updates; empty: bars of the last validation success.
+        short: read after the updates of the short arms, however long a run was.
     """
 
     number: int
@@ -45,6 +47,14 @@ class Claim:
     arms: tuple[str, ...]
     judge: Callable[[Results], list[Finding]]
     curve: str = "val/success"
+    short: bool = False
+
+    def read(self, results: Results) -> Results:
+        """What the claim is judged by and drawn from."""
+        return results.until(SHORT) if self.short else results
+
+    def findings(self, results: Results) -> list[Finding]:
+        return self.judge(self.read(results))
 
 
 def last(name: str) -> Number:
@@ -74,6 +84,9 @@ LOOK_ERROR = 0.04
 SUCCESS = last("val/success")
 BASELINES = ("grpo", "sft_then_grpo", "regression_on_policy")
 METHODS = ("mintrl_gated", "mintrl_const", "rti")
+GATED, CONST, RTI = (f"{method}_hard_insertions_8" for method in ("gated", "const", "rti"))
+#: the methods on hard problems, with as many insertions as such a problem has traps
+HARD_METHODS = (GATED, CONST, RTI)
 
 
 def best(run: Run) -> float:
@@ -88,20 +101,23 @@ def speed(run: Run) -> float:
 
 def final_success(results: Results) -> list[Finding]:
     found = []
+    for method in (*HARD_METHODS, *(f"{m}_hard" for m in METHODS)):
+        for baseline in (f"{b}_hard" for b in BASELINES):
+            found.append(above(results, method, baseline, SUCCESS, "last checkpoint, trained on hard problems"))
+            found.append(above(results, method, baseline, last("hard/success"), "the same, success on hard problems"))
+    for method in HARD_METHODS:
+        found.append(_at_equal_time(results, method, "grpo_hard"))
     for method in METHODS:
         for baseline in BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint"))
             found.append(above(results, method, baseline, best, "best checkpoint"))
             found.append(above(results, method, baseline, speed, "mean over all looks"))
-    for method in METHODS:
         found.append(_at_equal_time(results, method, "grpo"))
-    for method in (*(f"{m}_hard" for m in METHODS), "gated_hard_insertions_8", "const_hard_insertions_8"):
-        for baseline in BASELINES:
-            hard = f"{baseline}_hard"
-            found.append(above(results, method, hard, SUCCESS, "last checkpoint, trained on hard problems"))
-            found.append(above(results, method, hard, last("hard/success"), "the same, success on hard problems"))
-    others = ("luffy", "gspo", "distil", "mintrl_proxy", "mintrl_self", "vcv_regression")
-    return found + [above(results, other, "grpo", SUCCESS, "last checkpoint") for other in others]
+    early = results.until(SHORT)
+    after = f"after {SHORT} updates, trained on hard problems"
+    others = ("luffy_hard", "gspo_hard", "distil_hard", "proxy_hard", "self_hard", "vcv_hard")
+    found += [above(early, other, "grpo_hard", SUCCESS, after) for other in others]
+    return found + [above(early, m, b, SUCCESS, after) for m in HARD_METHODS for b in ("luffy_hard", "distil_hard")]
 
 
 def _at_equal_time(results: Results, a: str, b: str) -> Finding:
@@ -117,43 +133,47 @@ def _at_equal_time(results: Results, a: str, b: str) -> Finding:
 
 def coverage(results: Results) -> list[Finding]:
     found = []
-    for method in METHODS:
+    for method, baseline in (*((m, "grpo_hard") for m in HARD_METHODS), *((m, "grpo") for m in METHODS)):
         found += [
-            above(results, method, "grpo", last("val/pass@4"), "pass@4, validation"),
-            above(results, method, "grpo", last("harder/pass@4"), "pass@4, longer problems"),
-            above(results, method, "grpo", last("train/solved_share"), "training problems ever solved without help"),
+            above(results, method, baseline, last("val/pass@4"), "pass@4, validation"),
+            above(results, method, baseline, last("harder/pass@4"), "pass@4, longer problems"),
+            above(results, method, baseline, last("hard/pass@4"), "pass@4, hard problems"),
+            above(results, method, baseline, last("train/solved_share"), "training problems ever solved without help"),
         ]
-    for method in METHODS:
-        found.append(
-            above(results, f"{method}_hard", "grpo_hard", last("hard/pass@4"), "pass@4, trained on hard problems")
-        )
     return found
 
 
 def gating(results: Results) -> list[Finding]:
     found = []
-    for judge in ("", "_noisy", "_systematic"):
-        names = {
-            m: f"{m}{judge}" if judge else p
-            for m, p in (("gated", "mintrl_gated"), ("const", "mintrl_const"), ("rti", "rti"))
-        }
-        label = {"": "exact judge", "_noisy": "30 % random errors", "_systematic": "systematic errors"}[judge]
-        found.append(above(results, names["gated"], names["const"], SUCCESS, label))
-        found.append(above(results, names["gated"], names["rti"], SUCCESS, label))
+    for judge, label in (("", "exact judge"), ("noisy", "30 % random errors"), ("systematic", "systematic errors")):
+        gated, const, rti = (f"{m}_{judge}" for m in ("gated", "const", "rti")) if judge else HARD_METHODS
+        found.append(above(results, gated, const, SUCCESS, label))
+        found.append(above(results, gated, rti, SUCCESS, label))
+        found += [above(results, name, "grpo_hard", SUCCESS, label) for name in (gated, const, rti)]
         if judge:
-            found += [above(results, name, "grpo", SUCCESS, label) for name in names.values()]
+            exact = zip((gated, const, rti), HARD_METHODS, strict=True)
+            found += [above(results, best_case, name, SUCCESS, "what the errors cost") for name, best_case in exact]
+    for name, base in (
+        ("const_alarmist", CONST),
+        ("gated_alarmist", GATED),
+        ("const_verbose", CONST),
+        ("const_leaking", CONST),
+        ("rti_leaking", RTI),
+    ):
+        found.append(above(results, base, name, SUCCESS, "what the fault of the judge costs"))
     return found
 
 
 def intensity(results: Results) -> list[Finding]:
-    arms = ("regression_on_policy", "const_insertions_1", "mintrl_const", "const_insertions_4", "const_insertions_8")
+    counts = (0, 1, 2, 4, 8, 16)
+    arms = ("regression_on_policy_hard", *(f"const_insertions_{n}" for n in (1, 2, 4)), CONST, "const_insertions_16")
 
     def share(run: Run) -> float:
         return run.mean("intervention/inserted_token_share")
 
     numbers = "; ".join(
         f"{count}: {results.text(arm, SUCCESS)} (inserted {results.text(arm, share)})"
-        for count, arm in zip((0, 1, 2, 4, 8), arms, strict=True)
+        for count, arm in zip(counts, arms, strict=True)
     )
     means = {arm: results.values(arm, SUCCESS) for arm in arms}
     if all(means.values()):
@@ -162,8 +182,8 @@ def intensity(results: Results) -> list[Finding]:
         verdict = verdicts[0] if verdicts[0] == verdicts[1] else _weaker(verdicts)
     else:
         verdict = "not run"
-    found = [Finding("inverted U over insertions per session (0, 1, 2, 4, 8)", numbers, verdict)]
-    for arm in ("mintrl_const", "const_every_2", "const_every_3"):
+    found = [Finding("inverted U over insertions per session (0, 1, 2, 4, 8, 16)", numbers, verdict)]
+    for arm in (CONST, "const_every_2", "const_every_3"):
         calls = results.text(arm, lambda r: r.gathered("intervention/judge_calls"), 0)
         per = results.text(
             arm, lambda r: 1000 * (r.last() - r.first()) / max(1.0, r.gathered("intervention/judge_calls"))
@@ -179,7 +199,7 @@ def intensity(results: Results) -> list[Finding]:
         above(
             results,
             "const_every_3",
-            "mintrl_const",
+            CONST,
             lambda r: 1000 * (r.last() - r.first()) / max(1.0, r.gathered("intervention/judge_calls")),
             "gain per 1000 judge calls, rarer reviews against every step",
         )
@@ -194,9 +214,11 @@ def _weaker(verdicts: Sequence[str]) -> str:
 
 def anchor(results: Results) -> list[Finding]:
     found = [
-        above(results, "mintrl_const", "mintrl_proxy", SUCCESS, "weak policy, beta 0.001"),
+        above(results, CONST, "proxy_hard", SUCCESS, "weak policy, beta 0.001"),
         above(results, "const_beta_0.1", "proxy_beta_0.1", SUCCESS, "weak policy, beta 0.1"),
-        above(results, "mintrl_proxy_strong", "mintrl_const_strong", SUCCESS, "policy after 20 updates of GRPO"),
+        above(results, "proxy_strong", "const_strong", SUCCESS, "policy after 20 updates of GRPO on usual problems"),
+        above(results, "const_strong", "grpo_strong", SUCCESS, "the same policy"),
+        above(results, "proxy_strong", "grpo_strong", SUCCESS, "the same policy"),
     ]
     for arm in (
         "const_kappa_-2",
@@ -206,7 +228,9 @@ def anchor(results: Results) -> list[Finding]:
         "const_beta_0.1_success",
         "const_beta_0.1_uncapped",
     ):
-        finding = above(results, arm, "mintrl_const", SUCCESS, "last checkpoint")
+        finding = above(
+            results, arm, CONST, SUCCESS, "against the preset's beta 0.001, kappa 0, cap 3, relaxed by advantage"
+        )
         extra = (
             f"; bonus {results.text(arm, lambda r: r.mean('intervention/bonus'))}, sign flips per update "
             f"{results.text(arm, lambda r: r.mean('intervention/sign_flips'), 1)}, capped "
@@ -217,16 +241,11 @@ def anchor(results: Results) -> list[Finding]:
 
 
 def control(results: Results) -> list[Finding]:
+    against = "control sessions against the group mean as baseline"
     return [
-        above(
-            results,
-            "mintrl_const",
-            "const_group_baseline",
-            SUCCESS,
-            "control sessions against the group mean as baseline",
-        ),
-        above(results, "mintrl_const", "const_control_2", SUCCESS, "4 against 2 control sessions of 8"),
-        above(results, "mintrl_const", "const_control_6", SUCCESS, "4 against 6 control sessions of 8"),
+        above(results, CONST, "const_group_baseline", SUCCESS, against),
+        above(results, CONST, "const_control_2", SUCCESS, "4 against 2 control sessions of 8"),
+        above(results, CONST, "const_control_6", SUCCESS, "4 against 6 control sessions of 8"),
     ]
 
 
@@ -238,10 +257,10 @@ def schedule(results: Results) -> list[Finding]:
         return run.mean("train/own_success", 0.0, 0.2)
 
     found = [
-        above(results, "const_stop", "mintrl_const", SUCCESS, "interventions in the first half only"),
-        above(results, "gated_stop", "mintrl_gated", SUCCESS, "interventions in the first half only"),
+        above(results, "const_stop", CONST, SUCCESS, "interventions in the first half only"),
+        above(results, "gated_stop", GATED, SUCCESS, "interventions in the first half only"),
     ]
-    for method in METHODS:
+    for method in (*HARD_METHODS, *METHODS):
         finding = above(
             results, method, method, own_late, "success before editing, last fifth against first", own_early
         )
@@ -251,10 +270,10 @@ def schedule(results: Results) -> list[Finding]:
 
 def self_intervention(results: Results) -> list[Finding]:
     return [
-        above(results, "mintrl_self", "regression_on_policy", SUCCESS, "its own judge, with a hint, against none"),
-        above(results, "mintrl_self", "grpo", SUCCESS, "its own judge, with a hint"),
-        above(results, "mintrl_proxy", "mintrl_self", SUCCESS, "exact judge against itself"),
-        above(results, "rti_hint", "grpo", SUCCESS, "its own Validator, Corrector and Verifier"),
+        above(results, "self_hard", "regression_on_policy_hard", SUCCESS, "its own judge, with a hint, against none"),
+        above(results, "self_hard", "grpo_hard", SUCCESS, "its own judge, with a hint"),
+        above(results, "proxy_hard", "self_hard", SUCCESS, "exact judge against itself"),
+        above(results, "rti_hint", "grpo_hard", SUCCESS, "its own Validator, Corrector and Verifier"),
         Finding(
             "evidence none / outcome / rubric / gold, with leak rate",
             "this policy reads no prompt but its own questions: it cannot be shown evidence",
@@ -264,15 +283,15 @@ def self_intervention(results: Results) -> list[Finding]:
 
 
 def rti_parts(results: Results) -> list[Finding]:
-    consistent = last("val/pass^4")
+    consistent, hard = last("val/pass^4"), last("val/pass^2")
     return [
         above(results, "rti_noisy", "rti_noisy_unverified", SUCCESS, "noisy judge, with against without Verifier"),
-        above(results, "grpo", "rti_noisy_unverified", SUCCESS, "noisy judge without Verifier is worse than nothing"),
-        above(results, "rti", "rti_ungated", consistent, "pass^4, with against without gate"),
+        above(results, "grpo_hard", "rti_noisy_unverified", SUCCESS, "noisy, without Verifier, is worse than nothing"),
+        above(results, RTI, "rti_ungated", consistent, "pass^4, with against without gate"),
+        above(results, RTI, "rti_ungated", hard, "pass^2, with against without gate"),
         above(results, "rti_noisy", "rti_noisy_ungated", consistent, "pass^4, noisy judge, with against without gate"),
-        above(results, "rti", "rti_unweighted", SUCCESS, "with against without steering weights"),
-        above(results, "rti", "rti_unweighted", last("harder/success"), "the same on longer problems"),
-        above(results, "rti", "rti_unverified", SUCCESS, "exact judge, with against without Verifier"),
+        above(results, RTI, "rti_unweighted", SUCCESS, "with against without steering weights"),
+        above(results, RTI, "rti_unverified", SUCCESS, "exact judge, with against without Verifier"),
         Finding("a stronger teacher with a delta of its own", "one corrector quality only", "not run"),
     ]
 
@@ -284,7 +303,7 @@ def gate(results: Results) -> list[Finding]:
         return 1 - rejected / offered if offered else math.nan
 
     return [
-        above(results, "rti", "rti_strict", passed, "share of corrections that pass, bound 5 against 1.5"),
+        above(results, RTI, "rti_strict", passed, "share of corrections that pass, bound 5 against 1.5"),
         above(
             results,
             "rti_strict_ignoring_numbers",
@@ -317,9 +336,10 @@ def stability(results: Results) -> list[Finding]:
 
 def forgetting(results: Results) -> list[Finding]:
     found = [
-        above(results, method, "sft_then_grpo", last("old/success"), "old task kept") for method in (*METHODS, "grpo")
+        above(results, method, "sft_then_grpo_hard", last("old/success"), "old task kept")
+        for method in (*HARD_METHODS, "grpo_hard")
     ]
-    for arm in ("grpo", "sft_then_grpo", *METHODS):
+    for arm in ("grpo_hard", "sft_then_grpo_hard", *HARD_METHODS):
         found.append(
             Finding(
                 f"{arm}: old task, length, steps, before -> after",
@@ -364,86 +384,82 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         1,
         "Better validation success than GRPO, SFT then GRPO, and no interventions",
-        (
-            *(*METHODS, *BASELINES, "grpo_hard", "sft_then_grpo_hard", "rti_hard"),
-            *("gated_hard_insertions_8", "const_hard_insertions_8"),
-        ),
+        (*HARD_METHODS, *(f"{b}_hard" for b in BASELINES), *METHODS, *BASELINES),
         final_success,
     ),
-    Claim(2, "Larger coverage", (*METHODS, "grpo"), coverage, "val/pass@4"),
+    Claim(2, "Larger coverage", (*HARD_METHODS, "grpo_hard", *METHODS, "grpo"), coverage, "val/pass@4"),
     Claim(
         3,
         "Gated interventions under clean, noisy and systematically wrong judges",
-        (
-            "grpo",
-            "mintrl_const",
-            "mintrl_gated",
-            "rti",
-            *(f"{m}_{j}" for j in ("noisy", "systematic") for m in ("const", "gated", "rti")),
-        ),
+        ("grpo_hard", *HARD_METHODS, *(f"{m}_{j}" for j in ("noisy", "systematic") for m in ("gated", "const", "rti"))),
         gating,
+        "",
+        short=True,
     ),
     Claim(
         4,
         "Inverted U over the intensity; review interval",
         (
-            "regression_on_policy",
-            "const_insertions_1",
-            "mintrl_const",
-            "const_insertions_4",
-            "const_insertions_8",
-            "const_every_2",
-            "const_every_3",
+            "regression_on_policy_hard",
+            *(f"const_insertions_{n}" for n in (1, 2, 4)),
+            *(CONST, "const_insertions_16", "const_every_2", "const_every_3"),
         ),
         intensity,
         "",
+        short=True,
     ),
     Claim(
         5,
         "Const against proxy; kappa, beta, relax, cap, sign flips",
         (
-            "mintrl_const",
-            "mintrl_proxy",
-            "const_beta_0.01",
-            "const_beta_0.1",
-            "proxy_beta_0.1",
-            "const_beta_0.1_success",
-            "const_beta_0.1_uncapped",
-            "const_kappa_-2",
-            "const_kappa_1",
+            *(CONST, "proxy_hard", "const_beta_0.01", "const_beta_0.1", "proxy_beta_0.1"),
+            *("const_beta_0.1_success", "const_beta_0.1_uncapped", "const_kappa_-2", "const_kappa_1"),
+            *("grpo_strong", "const_strong", "proxy_strong"),
         ),
         anchor,
         "",
+        short=True,
     ),
     Claim(
         6,
         "Control baseline against group baseline",
-        ("mintrl_const", "const_group_baseline", "const_control_2", "const_control_6"),
+        (CONST, "const_group_baseline", "const_control_2", "const_control_6"),
         control,
+        "",
+        short=True,
     ),
     Claim(
         7,
         "Early stopping; dependence on the judge falls",
-        ("mintrl_const", "const_stop", "mintrl_gated", "gated_stop"),
+        (CONST, "const_stop", GATED, "gated_stop"),
         schedule,
     ),
     Claim(
         8,
         "Self-intervention",
-        ("mintrl_self", "mintrl_proxy", "rti_hint", "grpo", "regression_on_policy"),
+        ("self_hard", "proxy_hard", "rti_hint", "grpo_hard", "regression_on_policy_hard"),
         self_intervention,
+        "",
+        short=True,
     ),
     Claim(
         9,
         "RTI without Verifier, gate, weights",
-        ("rti", "rti_ungated", "rti_unweighted", "rti_noisy", "rti_noisy_unverified", "rti_noisy_ungated", "grpo"),
+        (
+            *("grpo_hard", RTI, "rti_unverified", "rti_ungated", "rti_unweighted"),
+            *("rti_noisy", "rti_noisy_unverified", "rti_noisy_ungated"),
+        ),
         rti_parts,
+        "",
+        short=True,
     ),
     Claim(
         10,
         "The gate kills literal-heavy corrections; ignoring literals cures it",
-        ("rti", "rti_strict", "rti_strict_ignoring_numbers"),
+        (RTI, "rti_strict", "rti_strict_ignoring_numbers"),
         gate,
+        "",
+        short=True,
     ),
     Claim(
         11,
@@ -451,5 +467,11 @@ CLAIMS: tuple[Claim, ...] = (
         ("grpo_rough", "gspo_rough", "regression_on_policy_rough", "mintrl_const_rough"),
         stability,
     ),
-    Claim(12, "Forgetting of the old task; behaviour", ("grpo", "sft_then_grpo", *METHODS), forgetting, "old/success"),
+    Claim(
+        12,
+        "Forgetting of the old task; behaviour",
+        ("grpo_hard", "sft_then_grpo_hard", *HARD_METHODS),
+        forgetting,
+        "old/success",
+    ),
 )

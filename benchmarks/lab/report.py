@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import numpy as np
 
 from lab.claims import CLAIMS, RULE, Claim, agreement
-from lab.results import SUCCESS, Results
+from lab.results import KEPT, SUCCESS, Results
 
-#: what is kept of a run beside the table
-KEPT = (
-    "success",
-    "pass@",
-    "pass^",
-    "step_accuracy",
-    "length",
-    "steps",
-    "well_formed",
-    "entropy",
-    "solved",
-    "own_success",
-)
+#: name of the file of kept runs under verl
+KEPT_VERL = "verl.jsonl"
 
 
-def write_report(runs: Path, target: Path, suite: str, verl: Path) -> str:
-    """Write ``claims.md``, ``runs.jsonl`` and ``claim-<number>.png`` into ``target``; returns a short summary.
+def write_report(results: Results, target: Path, suite: str, verl: Path) -> str:
+    """Write ``claims.md``, ``claim-<number>.png`` and what is kept of the runs into ``target``; returns a short summary.
 
     Args:
-        verl: folder with the runs under verl, if there are any.
+        verl: folder with the runs under verl, if there are any; those kept in ``target`` count, too.
     """
-    results = Results.load(runs)
+    tier1 = Results.load(verl, target / KEPT_VERL)
     target.mkdir(parents=True, exist_ok=True)
     wanted = CLAIMS[:1] if suite == "quick" else CLAIMS
     lines = [
@@ -45,7 +33,7 @@ def write_report(runs: Path, target: Path, suite: str, verl: Path) -> str:
     ]
     for claim in wanted:
         lines += _section(claim, results, target)
-    rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in agreement(results, Results.load(verl))]
+    rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in agreement(results, tier1)]
     lines += ["## The tiers", "", "Command: `python benchmarks/lab/verl_arm.py ARM --updates 40`.", ""]
     lines += [
         "| statement | measured | verdict |",
@@ -55,14 +43,16 @@ def write_report(runs: Path, target: Path, suite: str, verl: Path) -> str:
     ]
     lines += ["## All arms", "", *_overview(results)]
     (target / "claims.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    _keep(results, target / "runs.jsonl")
+    results.keep(target / KEPT)
+    if len(tier1):
+        tier1.keep(target / KEPT_VERL)
     return "\n".join(_overview(results))
 
 
 def _section(claim: Claim, results: Results, target: Path) -> list[str]:
     figure = target / f"claim-{claim.number}.png"
-    drawn = draw(claim, results, figure)
-    rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in claim.judge(results)]
+    drawn = draw(claim, claim.read(results), figure)
+    rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in claim.findings(results)]
     picture = ["", f"![claim {claim.number}]({figure.name})"] if drawn else []
     return [
         f"## {claim.number}. {claim.title}",
@@ -134,21 +124,6 @@ def draw(claim: Claim, results: Results, path: Path) -> bool:
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
     return True
-
-
-def _keep(results: Results, path: Path) -> None:
-    """One line per run: what was run, the curves of what is looked at."""
-    with path.open("w", encoding="utf-8") as file:
-        for arm in results.arms:
-            for run in results.of(arm):
-                names = {name for row in run.rows for name in row if any(word in name for word in KEPT) and "/" in name}
-                looked = [row for row in run.rows if SUCCESS in row]
-                curves = {
-                    name: [[row["update"], round(row[name], 4)] for row in looked if row.get(name) is not None]
-                    for name in sorted(names)
-                }
-                line = {"experiment": run.experiment, "seconds": round(run.seconds(), 1), "curves": curves}
-                file.write(json.dumps(line) + "\n")
 
 
 def _commit() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 SUCCESS = "val/success"
+#: name of the file of kept runs
+KEPT = "runs.jsonl"
 #: differences below it are of no interest, in success; two policies that close are called equal
 MARGIN = 0.02
 
@@ -23,10 +25,12 @@ class Run:
     Attributes:
         experiment: what was run.
         rows: one per update, the first before any.
+        policy: name of the policy it began with.
     """
 
     experiment: dict[str, Any]
     rows: list[dict[str, Any]]
+    policy: str = ""
 
     @property
     def arm(self) -> str:
@@ -63,13 +67,49 @@ class Run:
 
     def seconds(self, until: int | None = None) -> float:
         """Time spent sampling and learning, examinations left out."""
-        return sum(
-            row["time/sample"] + row["time/learn"] for row in self.rows[1:] if until is None or row["update"] <= until
-        )
+        rows = [row for row in self.rows[1:] if until is None or row["update"] <= until]
+        return sum(row.get("time/sample", math.nan) + row.get("time/learn", math.nan) for row in rows)
+
+    def until(self, update: int) -> Run:
+        """The run as it was after an update; ratios of its length then refer to that."""
+        rows = [row for row in self.rows if row["update"] <= update]
+        return Run({**self.experiment, "updates": min(update, self.experiment["updates"])}, rows)
+
+    def kept(self) -> dict[str, Any]:
+        """What is written down of it beside the tables, in columns: what it was, and series by update, rounded."""
+        names = sorted({name for row in self.rows for name in row if _is_kept(name)})
+        columns = {
+            name: [[row["update"], float(f"{row[name]:.4g}")] for row in self.rows if row.get(name) is not None]
+            for name in names
+        }
+        return {"experiment": self.experiment, "policy": self.policy, "columns": columns}
+
+    @classmethod
+    def from_kept(cls, line: Mapping[str, Any]) -> Run:
+        """The inverse of :meth:`kept`, up to rounding and to what was not kept."""
+        rows: dict[int, dict[str, Any]] = {}
+        for name, column in line["columns"].items():
+            for update, value in column:
+                rows.setdefault(update, {"update": update})[name] = value
+        return cls(line["experiment"], [rows[update] for update in sorted(rows)], line["policy"])
 
     def at_seconds(self, budget: float) -> float:
-        """Validation success at the last look within a time."""
-        return [value for update, value in self.curve(SUCCESS) if self.seconds(update) <= budget][-1]
+        """Validation success at the last look within a time; NaN where no times were kept."""
+        return [math.nan, *(value for update, value in self.curve(SUCCESS) if self.seconds(update) <= budget)][-1]
+
+
+#: what is kept of every update, and words in the names of what is kept where it was looked at
+EVERY_UPDATE = (
+    *("time/sample", "time/learn", "train/own_success", "train/solved_share"),
+    *("intervention/judge_calls", "intervention/inserted_token_share", "intervention/reviews_inserted"),
+    *("intervention/rejected/perplexity", "intervention/rescue_rate"),
+    *("intervention/bonus", "intervention/sign_flips", "intervention/bonus_capped_share", "actor/entropy"),
+)
+LOOKS = ("val/", "harder/", "hard/", "old/")
+
+
+def _is_kept(name: str) -> bool:
+    return name in EVERY_UPDATE or name.startswith(LOOKS)
 
 
 Number = Callable[[Run], float]
@@ -107,18 +147,41 @@ class Difference:
 
 
 class Results:
-    """All finished runs of a folder."""
+    """Finished runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = {(run.arm, run.seed): run for run in runs}
 
     @classmethod
-    def load(cls, folder: Path) -> Results:
+    def load(cls, folder: Path, kept: Path | None = None) -> Results:
+        """The runs of a folder of the runner and, where there is no newer one, those kept in a file."""
         runs = []
+        if kept is not None and kept.is_file():
+            runs += [Run.from_kept(json.loads(line)) for line in kept.read_text().splitlines()]
         for path in sorted(folder.glob("*.jsonl")):
             head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-            runs.append(Run(head["experiment"], rows))
+            runs.append(Run(head["experiment"], rows, head.get("policy", "")))
         return cls(runs)
+
+    def keep(self, path: Path) -> None:
+        """One line per run."""
+        lines = [json.dumps(run.kept()) for _, run in sorted(self._runs.items())]
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+    def until(self, update: int) -> Results:
+        """All runs as they were after an update."""
+        return Results([run.until(update) for run in self._runs.values()])
+
+    def only(self, experiments: Sequence[Mapping[str, Any]], policy: str) -> Results:
+        """Those that were run from ``policy`` exactly as one of the experiments says."""
+        wanted = {(e["arm"], e["seed"]): e for e in experiments}
+        return Results(
+            [run for key, run in self._runs.items() if run.experiment == wanted.get(key) and run.policy == policy]
+        )
+
+    def has(self, experiment: Mapping[str, Any]) -> bool:
+        run = self._runs.get((experiment["arm"], experiment["seed"]))
+        return run is not None and run.experiment == experiment
 
     def __len__(self) -> int:
         return len(self._runs)

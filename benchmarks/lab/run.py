@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from lab.results import KEPT, Results
+
 if TYPE_CHECKING:
     from lab.loop import Experiment
 
@@ -38,37 +40,48 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", help="only these")
     parser.add_argument("--seeds", type=int, nargs="*", help="only these")
     parser.add_argument("--report-only", action="store_true", help="run nothing, only make table and figures")
-    parser.add_argument("--results", type=Path, help="where table and figures go; default: <out>")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="where table, figures and runs.jsonl go; runs that are in its runs.jsonl are not run again. Default: <out>",
+    )
     args = parser.parse_args()
-    from lab.pretrain import policy_path
+    from lab.pretrain import POLICY, cached, policy_path
     from lab.report import write_report
     from lab.suites import suite
 
     started = time.monotonic()
     out = args.out or ROOT / ".cache" / "lab" / args.suite
-    chosen = [
-        e
-        for e in suite(args.suite)
-        if (not args.arms or e.arm in args.arms) and (not args.seeds or e.seed in args.seeds)
-    ]
+    target = args.results or out
+    experiments = suite(args.suite)
+
+    def finished() -> Results:
+        found = Results.load(out / "runs", target / KEPT)
+        return found.only([as_json(e) for e in experiments], cached("policy", POLICY).name)
+
     if not args.report_only:
-        policy = policy_path()
+        policy, before = policy_path(), finished()
+        chosen = [
+            e
+            for e in experiments
+            if (not args.arms or e.arm in args.arms)
+            and (not args.seeds or e.seed in args.seeds)
+            and not before.has(as_json(e))
+        ]
+        print(f"lab: {len(before)} of {len(experiments)} runs are there, {len(chosen)} follow", flush=True)
         execute(chosen, policy, out / "runs", args.jobs)
-    print(write_report(out / "runs", args.results or out, args.suite, ROOT / ".cache" / "lab" / "verl"))
-    print(
-        f"lab: ok suite={args.suite} runs={len(list((out / 'runs').glob('*.jsonl')))} {time.monotonic() - started:.0f} s"
-    )
+    results = finished()
+    print(write_report(results, target, args.suite, ROOT / ".cache" / "lab" / "verl"))
+    print(f"lab: ok suite={args.suite} runs={len(results)} {time.monotonic() - started:.0f} s")
 
 
 def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: int) -> None:
-    """Run what has not been run; a file of another configuration under the same name is replaced."""
-    missing = [e for e in experiments if not is_done(e, policy, out)]
-    print(f"lab: {len(experiments) - len(missing)} of {len(experiments)} runs are there", flush=True)
-    if not missing:
+    """Run them; a file of another configuration under the same name is replaced."""
+    if not experiments:
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
-        running = {pool.submit(_run, e, policy, out): e for e in missing}
+        running = {pool.submit(_run, e, policy, out): e for e in experiments}
         for number, done in enumerate(as_completed(running), 1):
             name, error = running[done].name, done.exception()
             if error is not None:
@@ -76,19 +89,15 @@ def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: in
                 continue
             last = done.result()
             print(
-                f"lab: {number}/{len(missing)} {name:<28} success {last['val/success']:.3f} "
+                f"lab: {number}/{len(experiments)} {name:<28} success {last['val/success']:.3f} "
                 f"steps right {last['val/step_accuracy']:.3f} in {last['seconds']:.0f} s",
                 flush=True,
             )
 
 
-def is_done(experiment: Experiment, policy: Path, out: Path) -> bool:
-    path = out / f"{experiment.name}.jsonl"
-    if not path.is_file():
-        return False
-    with path.open() as file:
-        head = json.loads(file.readline())
-    return head["experiment"] == json.loads(json.dumps(asdict(experiment))) and head["policy"] == policy.name
+def as_json(experiment: Experiment) -> dict[str, Any]:
+    """An experiment as it is read back from the file of its run."""
+    return json.loads(json.dumps(asdict(experiment)))
 
 
 def _quiet() -> None:

@@ -9,7 +9,8 @@ import pytest
 from lab.arms import ARMS
 from lab.claims import CLAIMS, SUCCESS, above, agreement
 from lab.report import write_report
-from lab.results import Difference, Results, Run
+from lab.results import KEPT, Difference, Results, Run
+from lab.run import as_json
 from lab.settings import settings
 from lab.suites import FULL, SEEDS, suite
 
@@ -58,7 +59,7 @@ def test_last_best_and_equal_time():
 
 def test_every_claim_is_judged_with_nothing_and_with_everything(tmp_path):
     for claim in CLAIMS:
-        assert {finding.verdict for finding in claim.judge(Results([]))} == {"not run"}
+        assert {finding.verdict for finding in claim.findings(Results([]))} == {"not run"}
     folder = tmp_path / "runs"
     folder.mkdir()
     for number, arm in enumerate(ARMS):
@@ -66,12 +67,43 @@ def test_every_claim_is_judged_with_nothing_and_with_everything(tmp_path):
             run = make_run(arm, seed, [0.1, 0.2 + 0.01 * number + 0.001 * seed])
             lines = [{"experiment": run.experiment, "policy": "p"}, *run.rows]
             (folder / f"{arm}-{seed}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    write_report(folder, tmp_path / "out", "full", folder)
+    write_report(Results.load(folder), tmp_path / "out", "full", folder)
     text = (tmp_path / "out" / "claims.md").read_text()
     assert all(f"## {claim.number}. {claim.title}" in text for claim in CLAIMS)
     assert [claim.number for claim in CLAIMS] == list(range(1, 13))
     assert len(list((tmp_path / "out").glob("claim-*.png"))) == 12
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == len(ARMS) * len(SEEDS)
+
+
+def test_kept_runs_say_what_the_runs_said(tmp_path):
+    """The table made from ``runs.jsonl`` is the one made from the runs."""
+    more = {"intervention/judge_calls": 7.0, "hard/success": 0.25, "somewhere/else": 1.0}
+    runs = [make_run("const_noisy", seed, [0.1, 0.5, 0.123456789], **more) for seed in SEEDS]
+    Results([Run(r.experiment, r.rows, "p") for r in runs]).keep(tmp_path / KEPT)
+    kept = Results.load(tmp_path / "nothing here", tmp_path / KEPT)
+    for run, again in zip(runs, kept.of("const_noisy"), strict=True):
+        assert again.experiment == run.experiment and again.policy == "p"
+        assert again.seconds() == run.seconds() == 4.0
+        assert again.gathered("intervention/judge_calls") == run.gathered("intervention/judge_calls")
+        assert again.last() == pytest.approx(run.last(), rel=1e-3) and again.last("hard/success") == 0.25
+        assert not again.curve("somewhere/else")
+
+
+def test_a_run_of_another_configuration_or_policy_does_not_count(tmp_path):
+    experiments = [as_json(e) for e in suite("quick")]
+    runs = [Run(e, [{"update": 0, "val/success": 0.1}], "p") for e in experiments]
+    results = Results(runs)
+    assert len(results.only(experiments, "p")) == len(runs) and results.has(experiments[0])
+    assert len(results.only(experiments, "other")) == 0
+    changed = [{**e, "updates": 99} for e in experiments]
+    assert len(results.only(changed, "p")) == 0 and not results.has(changed[0])
+
+
+def test_short_claims_are_read_early():
+    long = make_run("a", 0, [u / 100 for u in range(41)])
+    early = Results([long]).until(20).of("a")[0]
+    assert early.last() == 0.2 and early.experiment["updates"] == 20
+    assert early.mean("val/success", 0.5) == pytest.approx(sum(range(11, 21)) / 1000)
 
 
 def test_tiers_are_compared_at_the_last_common_look():
