@@ -2,7 +2,8 @@
 
 A whole treated session (``PeriodicSession`` and the row for verl) over the tokenizer of SmolLM2, with a policy and a judge that
 answer at once. The judge replaces the last complete step at every review point, once for every 512 tokens of the response
-length: 64 times at 32k tokens. The time inside the stand-ins is taken out; what is left is the plugin's.
+length: 64 times at 32k tokens. The time inside the stand-ins is taken out; what is left is the plugin's. Overlapped, the judge
+answers while the policy is at the next 512 tokens.
 
     python benchmarks/bookkeeping_cost.py --repeats 7 --seed 0
 
@@ -29,7 +30,8 @@ from cost_parts import solver, table
 from cost_parts.statistics import exponent, spread
 from cost_parts.tokenizer import smollm2
 
-from verl_mintrl.config.schema import GateConfig, JudgeConfig, ReviewConfig, TokenWeightsConfig
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import GateConfig, ReviewConfig, TokenWeightsConfig
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Verification
@@ -39,7 +41,7 @@ from verl_mintrl.rollout.periodic import PeriodicSession, Reviewing
 from verl_mintrl.rollout.propose import Proposer
 from verl_mintrl.rollout.worker import whole_text
 from verl_mintrl.rollout.writer import ServerWriter
-from verl_mintrl.trajectory.record import SessionRecord
+from verl_mintrl.trajectory.record import Outcome, SessionRecord
 from verl_mintrl.trajectory.spans import Author, Trajectory
 from verl_mintrl.trajectory.splice import Budget, control_strings, encode_correction
 from verl_mintrl.trajectory.steps import get_segmenter
@@ -56,18 +58,19 @@ MODES = {
 
 
 class Stopwatch:
-    """Adds up the seconds spent inside the functions it wraps."""
+    """Adds up the seconds spent inside the functions it wraps, by the clock on the wall: asking for CPU time is no small part of
+    what is measured here."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.process_time()
+            started = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds += time.process_time() - started
+                self.seconds += time.perf_counter() - started
 
         return timed
 
@@ -78,13 +81,16 @@ class Policy:
     Args:
         ids: what it writes, from call to call; no call reads the prompt.
         ends: tokens after which a stop string stands, by position in ``ids``.
+        record: of the session; while the judge is at its last review, the policy takes longer than the judge.
     """
 
-    def __init__(self, ids: list[int], ends: Sequence[int]) -> None:
-        self.ids, self.ends, self.at, self._next = ids, ends, 0, 0
+    def __init__(self, ids: list[int], ends: Sequence[int], record: SessionRecord) -> None:
+        self.ids, self.ends, self.record, self.at, self._next = ids, ends, record, 0, 0
         self.seconds = 0.0
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        if self.record.reviews and self.record.reviews[-1].outcome == Outcome.KEPT:
+            await asyncio.sleep(60)
         started = time.process_time()
         stop = self.at + sampling_params["max_tokens"]
         while self.ends[self._next] <= self.at:
@@ -107,9 +113,13 @@ class Replacer(Judge):
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"corrections {seed}")
+        self.seconds = 0.0
 
     async def review(self, request: ReviewRequest) -> Review:
-        return Review.revise(len(request.steps), solver.step(self.rng, len(request.steps)).strip())
+        started = time.process_time()
+        review = Review.revise(len(request.steps), solver.step(self.rng, len(request.steps)).strip())
+        self.seconds += time.process_time() - started
+        return review
 
     async def correct(self, request: ReviewRequest, step: int) -> Correction:
         raise NotImplementedError
@@ -169,8 +179,8 @@ def measure(tokenizer: Any, written: Written, tokens: int, review: ReviewConfig,
     watch = Stopwatch()
     wanted = tokens // PER_INTERVENTION
     config = JudgeConfig(function="not:used")
-    guarded = GuardedJudge(Replacer(seed), timeout=60.0, concurrency=8)
-    part = Part(guarded, Sight())
+    judge = Replacer(seed)
+    part = Part(GuardedJudge(judge, timeout=60.0, concurrency=8), Sight())
     decode = watch.around(whole_text(tokenizer))
     shared = Reviewing(
         judge=RolesJudge(part, part, part, LeakRules()),
@@ -190,10 +200,10 @@ def measure(tokenizer: Any, written: Written, tokens: int, review: ReviewConfig,
         ),
         end_ids=frozenset(),  # the policy writes on up to the limit
     )
-    policy = Policy(written.ids, written.ends)
+    record = SessionRecord(uid="u", session_id=0, step=1)
+    policy = Policy(written.ids, written.ends, record)
     writer = ServerWriter(policy, {"temperature": 1.0, "logprobs": True}, "r", shared.end_ids, decode)
     request = ReviewRequest(problem=({"role": "user", "content": "?"},), steps=(), finished=False)
-    record = SessionRecord(uid="u", session_id=0, step=1)
     session = PeriodicSession(shared, writer, written.ids[:64], tokens, request, record)
 
     gc.collect()
@@ -203,7 +213,7 @@ def measure(tokenizer: Any, written: Written, tokens: int, review: ReviewConfig,
     row = as_row(trajectory)
     finished = time.process_time()
     check(trajectory, row, record, tokens, wanted)
-    return Cost(tokens, wanted, ended - started - policy.seconds, watch.seconds, finished - ended)
+    return Cost(tokens, wanted, ended - started - policy.seconds - judge.seconds, watch.seconds, finished - ended)
 
 
 def as_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -241,7 +251,7 @@ def check(trajectory: Trajectory, row: dict[str, Any], record: SessionRecord, to
 
 def run(tokenizer: Any, lengths: Sequence[int], repeats: int, seed: int) -> dict[str, dict[int, list[Cost]]]:
     """Costs by review mode and length; lengths take turns, so that a busy moment does not hit one of them alone."""
-    written = Written.draw(tokenizer, 4 * max(lengths), seed)  # overlapped, it writes what is cut away
+    written = Written.draw(tokenizer, 2 * max(lengths), seed)  # some of it is replaced
     measure(tokenizer, written, min(lengths), MODES["every 512 tokens"], seed)  # imports, caches
     found: dict[str, dict[int, list[Cost]]] = {mode: {n: [] for n in lengths} for mode in MODES}
     for _ in range(repeats):

@@ -35,7 +35,8 @@ import verl.trainer.ppo.v1.agent_loop_tq  # noqa: F401  # first: it loads the pl
 from cost_parts import table, virtual
 from cost_parts.statistics import spread
 
-from verl_mintrl.config.schema import GateConfig, JudgeConfig, ReviewConfig, TokenWeightsConfig
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import GateConfig, ReviewConfig, TokenWeightsConfig
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Verification

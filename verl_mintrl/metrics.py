@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from verl_mintrl.config.schema import PricesConfig
+from verl_mintrl.config.judge import PricesConfig
 from verl_mintrl.errors import JUDGE_ERROR_KINDS
 from verl_mintrl.learning.targets import Rows, Targets
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, Role, SessionRecord

@@ -127,7 +127,7 @@ class InterventionTrainer(PPOTrainer):
         records = self._records(batch)
         self._stop_if_fatal(batch, [record for record in records if record is not None])
         self._isolate_masked(batch, records)
-        batch = self._keep_one_token(batch, metrics)
+        batch = self._keep_one_token(batch, records, metrics)
         batch = super()._compute_advantage(batch, metrics)
         rows, nested_mask = self._rows(batch, records)
         real = [(i, record) for i, record in enumerate(records) if record is not None]
@@ -158,7 +158,7 @@ class InterventionTrainer(PPOTrainer):
 
     def _update_actor(self, batch, metrics: dict):
         if metrics[PREFIX + "updates_skipped"]:
-            logger.warning("step %s: every session is masked; the policy is left as it is.", self.global_steps)
+            logger.warning("step %s: no session is learned from; the policy is left as it is.", self.global_steps)
             return batch
         batch = super()._update_actor(batch, metrics)
         finish_metrics(metrics)
@@ -203,15 +203,17 @@ class InterventionTrainer(PPOTrainer):
                 fields=tu.get_tensordict({"uid": uids}),
             )
 
-    def _keep_one_token(self, batch, metrics: dict):
-        """Where every session is masked (a long outage of the judge, say) unmask one token: verl's statistics raise on a batch
-        without any. :meth:`_update_actor` then leaves the policy as it is."""
-        mask = self._fetch(batch, "response_mask")["response_mask"]
-        skipped = not bool((mask.values() > 0).any())
-        metrics[PREFIX + "updates_skipped"] = float(skipped)
-        if skipped:
+    def _keep_one_token(self, batch, records: list[SessionRecord | None], metrics: dict):
+        """Where no session is learned from (a long outage of the judge, say) unmask one token: verl's statistics raise on a
+        batch without any. :meth:`_update_actor` then leaves the policy as it is."""
+        trained = any(r is not None and r.is_trained(self.intervention.control.train) for r in records)
+        metrics[PREFIX + "updates_skipped"] = float(not trained)
+        if not trained:
+            mask = self._fetch(batch, "response_mask")["response_mask"]
             padded = mask.to_padded_tensor(0)
-            padded[0, 0] = 1
+            padded[next(i for i, record in enumerate(records) if record is not None), 0] = (
+                1  # verl leaves padding rows out
+            )
             batch = self._put(batch, {"response_mask": padded}, mask)
         return batch
 
@@ -280,14 +282,17 @@ class InterventionTrainer(PPOTrainer):
         if self.config.actor_rollout_ref.rollout.calculate_log_probs:
             fields.append("rollout_log_probs")
         data = self._fetch(batch, *fields)
+        extra = list(data["extra_fields"])
         rows = []
         for i, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
             if tag.get("is_padding", False):
                 continue
             prompt, response = data["prompts"][i].tolist(), data["responses"][i].tolist()
+            record = SessionRecord.from_dict(_plain(extra[i])[RECORD_KEY])
             row = {
                 "key": key,
-                **_plain(list(data["extra_fields"])[i])[RECORD_KEY],
+                "public": self.intervention.public_dump,
+                **(record.public() if self.intervention.public_dump else record).to_dict(),
                 "reward": data["rm_scores"][i].sum().item(),
                 "prompt": self.tokenizer.decode(prompt, skip_special_tokens=False),
                 "response": self.tokenizer.decode(response, skip_special_tokens=False),

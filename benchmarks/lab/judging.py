@@ -15,7 +15,8 @@ from uuid import uuid4
 from lab import correctors
 from lab.correctors import Corrector
 from lab.tasks import HINT, is_ended
-from verl_mintrl.config.schema import JudgeConfig, VerifierConfig
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import VerifierConfig
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification

@@ -34,7 +34,7 @@ def write_report(results: Results, target: Path, suite: str, verl: Path) -> str:
     for claim in wanted:
         lines += _section(claim, results, target)
     rows = [f"| {f.statement} | {f.numbers} | {f.verdict} |" for f in agreement(results, tier1)]
-    lines += ["## The tiers", "", "Command: `python benchmarks/lab/verl_arm.py ARM --updates 40`.", ""]
+    lines += ["## The tiers", "", "Command: `python benchmarks/lab/verl_arm.py ARM`.", ""]
     lines += [
         "| statement | measured | verdict |",
         "|---|---|---|",

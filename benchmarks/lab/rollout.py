@@ -189,7 +189,7 @@ class Sampler:
         waiting = Waiting(record, sample, lambda: self._writer(record, params), edited, sampled_as_scored=True)
         held = await group.hold(session_id, Held([row], row.reward_score, waiting))
         row = held.rows[-1]
-        if record.masked or (role is Role.CONTROL and not self.config.control.train and not record.replaced):
+        if not record.is_trained(self.config.control.train):
             row.mask_out()
         return Sample(problem, row, record, self._text(row.response_ids))
 

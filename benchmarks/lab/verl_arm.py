@@ -1,6 +1,6 @@
 """Tier 1: an arm of the laboratory through real verl (Ray, FSDP2, vLLM), with the numbers tier 2 reports.
 
-    python benchmarks/lab/verl_arm.py mintrl_gated --updates 30
+    python benchmarks/lab/verl_arm.py gated_hard_insertions_8 --updates 20
 
 Same policy, problems, optimiser and configuration as ``run.py``; the order of the problems and the random numbers are verl's.
 Writes ``<out>/<arm>-<seed>.jsonl`` in the format of ``run.py``, so that both tiers can be read by the same code. Not for arms
@@ -40,13 +40,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("arm", choices=sorted(ARMS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--updates", type=int, help="default: as many as in tier 2")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "lab" / "verl")
     args = parser.parse_args()
     arm = ARMS[args.arm]
-    if arm.corrector == "hint" or arm.baseline or arm.experiment:
+    chosen = experiment(args.arm, args.seed)
+    if arm.corrector == "hint" or arm.baseline or chosen.warm_up:
         sys.exit(f"lab: {args.arm} runs in tier 2 only.")
-    chosen = replace(experiment(args.arm, args.seed), updates=args.updates)
+    chosen = replace(chosen, updates=args.updates or chosen.updates)
     folder = args.out / f"{chosen.name}.run"
     folder.mkdir(parents=True, exist_ok=True)
     quickstart = _quickstart()
@@ -65,7 +66,13 @@ def main() -> None:
     rows = list(read(folder / "metrics.jsonl"))
     write_jsonl(
         args.out / f"{chosen.name}.jsonl",
-        [{"experiment": {"arm": chosen.arm, "seed": chosen.seed, "updates": chosen.updates}}, *rows],
+        [
+            {
+                "experiment": {"arm": chosen.arm, "seed": chosen.seed, "updates": chosen.updates},
+                "policy": policy_path().name,
+            },
+            *rows,
+        ],
     )
     last = [row for row in rows if "val/success" in row][-1]
     print(f"lab: ok {chosen.name} through verl, {chosen.updates} updates, success {last['val/success']:.3f}")

@@ -10,7 +10,7 @@ import pytest
 from composed import changed, compose_recipe
 from omegaconf import OmegaConf, open_dict
 
-from verl_mintrl.config import schema
+from verl_mintrl.config import judge, schema
 from verl_mintrl.config.schema import InterventionConfig, parse
 from verl_mintrl.config.validate import check_dataset, findings, validate
 from verl_mintrl.errors import ConfigError, DataError
@@ -24,7 +24,13 @@ TEACHER = {
     "distillation.n_gpus_per_node": 1,
     "distillation.teacher_models.teacher_model.model_path": "judge",
 }
-
+#: a judge behind HTTP as it should be
+ENDPOINT = {
+    "intervention.judge.backend": "endpoint",
+    "intervention.judge.endpoint.base_url": "http://127.0.0.1:8000/v1",
+    "intervention.judge.endpoint.model": "judge",
+}
+EXTRA = "intervention.judge.endpoint.extra_body"
 
 #: changes to the recipe mintrl_const -> what the message names, what the hint says
 CONFLICTS = {
@@ -100,6 +106,27 @@ CONFLICTS = {
         TEACHER | {"distillation.teacher_models.teacher_model.model_path": None},
         "distillation.teacher_models.teacher_model.model_path",
         "judge's model",
+    ),
+    "answer length away from its home": (
+        ENDPOINT | {f"{EXTRA}.max_tokens": 4096},
+        f"{EXTRA}.max_tokens: is 4096; it would override intervention.judge.max_answer_tokens, which is 512",
+        "Drop it and set intervention.judge.max_answer_tokens",
+    ),
+    "answer length under its other name": (
+        ENDPOINT | {f"{EXTRA}.max_tokens": None, f"{EXTRA}.max_completion_tokens": 4096},
+        f"{EXTRA}.max_completion_tokens: is 4096; it would override intervention.judge.max_answer_tokens",
+        "set max_tokens to null there",
+    ),
+    "no answer length at all": (
+        ENDPOINT | {f"{EXTRA}.max_tokens": None, f"{EXTRA}.max_completion_tokens": None},
+        f"{EXTRA}.max_completion_tokens: is None",
+        "Drop it",
+    ),
+    "temperature away from its home": (
+        {"intervention.judge.roles.verifier.backend": "endpoint", f"{EXTRA}.temperature": 0.7}
+        | {key: value for key, value in ENDPOINT.items() if key != "intervention.judge.backend"},
+        f"{EXTRA}.temperature: is 0.7; it would override intervention.judge.temperature, which is 0.0",
+        "Drop it and set intervention.judge.temperature",
     ),
     "segmenter that does not exist": (
         {"intervention.review.segmenter": "parragraph"},
@@ -240,6 +267,12 @@ def test_rollout_conflicts_do_not_matter_without_interventions(changes):
 def test_gate_with_reward_model_in_a_pool_of_its_own():
     changes = {"reward.reward_model.enable": True, "reward.reward_model.enable_resource_pool": True}
     validate(changed(compose_recipe("mintrl_gated"), changes))
+
+
+def test_fields_of_the_request_may_be_taken_back():
+    for extra in ({}, {"temperature": None, "max_tokens": None}, {"top_k": 5}):
+        validate(changed(compose_recipe("mintrl_const"), ENDPOINT | {EXTRA: extra}))
+    validate(changed(compose_recipe("mintrl_const"), {f"{EXTRA}.max_tokens": 4096}))  # of a backend that is not used
 
 
 def test_missing_node():
@@ -388,8 +421,8 @@ def test_value_is_refused_with_its_key(change):
 
 
 def test_every_checked_key_has_a_refusal_above():
-    source = inspect.getsource(schema)
-    checked = set(re.findall(r'_(?:choice|at_least|above)\(f?"([^"]+)"', source))
+    source = inspect.getsource(schema) + inspect.getsource(judge)
+    checked = set(re.findall(r'\b(?:choice|at_least|above)\(f?"([^"]+)"', source))
     assert len(checked) > 30
     tried = {change.split("=")[0] for change in VALUES}
     patterns = {key: re.sub(r"<role>|\\{[^}]*\\}", r"\\w+", re.escape(key)) for key in checked}

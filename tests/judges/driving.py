@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from rollout.scripted import END
+from rollout.test_overlapped import SlowClient
 from rollout.test_periodic import session as scripted_session
 
-from verl_mintrl.config.schema import JudgeConfig, VerifierConfig, parse
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import ReviewConfig, VerifierConfig, parse
 from verl_mintrl.judges.build import Surroundings, build_judge
 from verl_mintrl.judges.protocol import Judge
 from verl_mintrl.judges.servers import ServedModel
@@ -32,14 +34,22 @@ def build(config: JudgeConfig) -> Judge:
     return build_judge(config, VerifierConfig(), Surroundings(ServedModel(None, None, 4096), ("<|im_end|>", END)))
 
 
-def session(config: JudgeConfig, judge: Judge, *, number: int = 0, script: str = SCRIPT) -> PeriodicSession:
-    """Session ``number`` of a group, whose policy writes ``script``, reviewed after every step."""
+def session(
+    config: JudgeConfig, judge: Judge, *, number: int = 0, script: str = SCRIPT, mode: str = "blocking"
+) -> PeriodicSession:
+    """Session ``number`` of a group, whose policy writes ``script``, reviewed after every step.
+
+    With ``mode: overlapped`` the policy takes its time, so that answers find it in the middle of a step.
+    """
 
     def policy(text: str) -> str:
         answer = text.split("?", 1)[1]
         return script[len(answer) :] or END
 
-    run = scripted_session(policy, None, budget=Budget(8, 1, 40, 1.0))
+    review = ReviewConfig(every_tokens=None, every_steps=1, mode=mode)
+    run = scripted_session(policy, None, review=review, budget=Budget(8, 1, 40, 1.0))
+    if mode == "overlapped":
+        run.writer.client = SlowClient(policy, 0.001)
     run.shared = replace(run.shared, judge=judge, judge_config=config)
     run.request = replace(run.request, session_id=number, sample={"reward_model": {"ground_truth": GOLD}})
     run.record.session_id, run.record.role = number, Role.TREATED.value

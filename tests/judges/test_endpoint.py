@@ -54,7 +54,7 @@ async def test_request(server: FaultServer) -> None:
         server.url,
         temperature=0.3,
         max_answer_tokens=77,
-        endpoint={"extra_body": {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}, "max_tokens": None}},
+        endpoint={"extra_body": {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}}},
     )
     await ask(EndpointBackend(config))
     (call,) = server.calls
@@ -62,7 +62,7 @@ async def test_request(server: FaultServer) -> None:
         "model": "judge-1",
         "messages": MESSAGES,
         "temperature": 0.3,
-        "max_tokens": None,
+        "max_tokens": 77,
         "top_k": 5,
         "chat_template_kwargs": {"enable_thinking": False},
         "response_format": {
@@ -72,6 +72,13 @@ async def test_request(server: FaultServer) -> None:
     }
     await ask(EndpointBackend(endpoint_config(server.url, endpoint={"structured": False})))
     assert "response_format" not in server.calls[1].body and server.calls[1].body["max_tokens"] == 512
+
+
+async def test_fields_a_model_does_not_know_are_taken_back(server: FaultServer) -> None:
+    extra = {"temperature": None, "max_tokens": None}
+    await ask(EndpointBackend(endpoint_config(server.url, max_answer_tokens=77, endpoint={"extra_body": extra})))
+    body = server.calls[0].body
+    assert body["max_completion_tokens"] == 77 and body["max_tokens"] is None and body["temperature"] is None
 
 
 async def test_usage_reaches_record_and_metrics(server: FaultServer) -> None:

@@ -1,210 +1,29 @@
-"""Every way a judge's server can fail, under every failure policy, through a real session."""
+"""Every way a judge's server can fail, under every failure policy, in both modes, through a real session."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
-from email.utils import format_datetime
-from typing import Any
+from dataclasses import asdict
 
 import pytest
 import pytest_asyncio
 from judges.driving import SCRIPT, build, endpoint_config, session, text_of
-from judges.fault_server import Behaviour, Call, FaultServer, completion
+from judges.fault_server import Call, FaultServer
+from judges.faults import FAULTS, INSERTED, KEEP, KEPT, SLOW, fails, says
 
+from verl_mintrl.config.judge import JudgeConfig
 from verl_mintrl.judges import endpoint
 from verl_mintrl.metrics import rollout_metrics
-from verl_mintrl.trajectory.record import Outcome
+from verl_mintrl.trajectory.record import Outcome, SessionRecord
+from verl_mintrl.trajectory.spans import Author
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one event loop, so that its client is built once
 
-KEEP = '{"reason": "ok", "verdict": "keep", "step": null, "correction": null}'
-
-
-def revise(step: Any, correction: str = "fix") -> str:
-    return json.dumps({"reason": "no", "verdict": "revise", "step": step, "correction": correction})
-
-
-def says(content: Any, finish_reason: str = "stop", **message: Any) -> Behaviour:
-    async def behave(call: Call) -> None:
-        await call.answer(content, finish_reason, **message)
-
-    return behave
-
-
-def sends(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Behaviour:
-    async def behave(call: Call) -> None:
-        await call.send(body, status, headers)
-
-    return behave
-
-
-def fails(status: int, text: str = "no", headers: dict[str, str] | None = None, code: str = "") -> Behaviour:
-    async def behave(call: Call) -> None:
-        await call.error(status, text, headers, code)
-
-    return behave
-
-
-def at_first(first: Behaviour, times: int = 1, then: Behaviour | None = None) -> Behaviour:
-    async def behave(call: Call) -> None:
-        await (first if call.number < times else then or says(KEEP))(call)
-
-    return behave
-
-
-async def hang(call: Call) -> None:
-    await asyncio.sleep(30)
-
-
-async def hang_up(call: Call) -> None:
-    call.writer.close()
-
-
-async def reset(call: Call) -> None:
-    call.reset()
-
-
-async def reset_mid_body(call: Call) -> None:
-    await call.send(completion(KEEP)[:50], length=5000)
-    await asyncio.sleep(0.01)
-    call.reset()
-
-
-async def half_a_body(call: Call) -> None:
-    await call.send(completion(KEEP)[:50], length=5000)
-    call.writer.close()
-
-
-async def trickle(call: Call) -> None:
-    body = completion(KEEP)
-    await call.send(b"", length=len(body))
-    for byte in body:
-        call.writer.write(bytes([byte]))
-        await call.writer.drain()
-        await asyncio.sleep(0.05)
-
-
-async def chunked_without_end(call: Call) -> None:
-    body = completion(KEEP)
-    await call.send(
-        f"{len(body):x}\r\n".encode() + body + b"\r\n", headers={"content-length": "", "transfer-encoding": "chunked"}
-    )
-    await asyncio.sleep(30)
-
-
-async def endless(call: Call) -> None:
-    await call.send(b"", headers={"content-length": ""})
-    while True:
-        call.writer.write(b" " * 65_536)
-        await call.writer.drain()
-
-
-async def no_http(call: Call) -> None:
-    call.writer.write(b"\x16\x03\x01 not HTTP at all\r\n\r\n")
-    await call.writer.drain()
-    call.writer.close()
-
-
-def without(*path: Any) -> bytes:
-    body = json.loads(completion(KEEP))
-    part = body
-    for key in path[:-1]:
-        part = part[key]
-    del part[path[-1]]
-    return json.dumps(body).encode()
-
-
-KEPT, INSERTED = Outcome.KEPT.value, Outcome.INSERTED.value
-HTML = b"<html><body>502 Bad Gateway</body></html>"
-#: fault -> behaviour, what becomes of the first review (an outcome, or the kind of error)
-FAULTS: dict[str, tuple[Behaviour, str]] = {
-    # the server recovers within the retries
-    "429 with Retry-After": (at_first(fails(429, headers={"Retry-After": "0.02"})), KEPT),
-    "429 with an HTTP date": (
-        at_first(fails(429, headers={"Retry-After": format_datetime(datetime.now(UTC), usegmt=True)})),
-        KEPT,
-    ),
-    "429 with a year of Retry-After": (at_first(fails(429, headers={"Retry-After": "31536000"})), KEPT),
-    "429 with nonsense as Retry-After": (at_first(fails(429, headers={"Retry-After": "soon"})), KEPT),
-    "500 twice": (at_first(fails(500), 2), KEPT),
-    "503 with HTML": (at_first(sends(HTML, 503, {"content-type": "text/html"})), KEPT),
-    "408 once": (at_first(fails(408)), KEPT),
-    "reset once": (at_first(reset), KEPT),
-    "reset in mid-body once": (at_first(reset_mid_body), KEPT),
-    # it does not
-    "429 for ever": (fails(429), "http"),
-    "500 for ever": (fails(500), "http"),
-    "529 for ever": (fails(529), "http"),
-    "error status without end": (sends(b"{" * 200_000, 500), "http"),
-    "quota used up": (fails(429, code="insufficient_quota"), "http"),
-    "400": (fails(400, "unknown field response_format"), "http"),
-    "400, context too long": (fails(400, "This model's maximum context length is 8 tokens"), "context"),
-    "401": (fails(401, "bad key"), "http"),
-    "403": (fails(403), "http"),
-    "404": (fails(404, "no such model"), "http"),
-    "404 with HTML": (sends(HTML, 404, {"content-type": "text/html"}), "http"),
-    "redirect": (sends(b"", 307, {"location": "http://127.0.0.1:1/v1/chat/completions"}), "http"),
-    "hang": (hang, "timeout"),
-    "slow trickle": (trickle, "timeout"),
-    "chunked without end": (chunked_without_end, "timeout"),
-    "connection closed": (hang_up, "unavailable"),
-    "connection reset": (reset, "unavailable"),
-    "reset in mid-body": (reset_mid_body, "unavailable"),
-    "half a body": (half_a_body, "unavailable"),
-    "no HTTP": (no_http, "unavailable"),
-    "endless body": (endless, "http"),
-    "1 MB answer": (says("x" * 1_200_000), "http"),
-    "200 with HTML": (sends(HTML, 200, {"content-type": "text/html"}), "http"),
-    "200 with nothing": (sends(b""), "http"),
-    "200 with half JSON": (sends(completion(KEEP)[:-30]), "http"),
-    "200 with a JSON list": (sends(b"[]"), "http"),
-    "200 with an error object": (sends(b'{"error": {"message": "overloaded"}}'), "http"),
-    "bytes that are no UTF-8": (sends(b'{"choices": [{"message": {"content": "\xff\xfe"}}]}'), "http"),
-    "wrong gzip": (sends(completion(KEEP), 200, {"content-encoding": "gzip"}), "unavailable"),
-    "deeply nested JSON": (sends(b"[" * 100_000), "http"),
-    "no choices": (sends(without("choices")), "http"),
-    "empty choices": (sends(b'{"choices": []}'), "http"),
-    "no message": (sends(without("choices", 0, "message")), "http"),
-    "content is a number": (says(7), "http"),
-    "content is null": (says(None), "refused"),
-    "content is blank": (says(" \n"), "refused"),
-    "no content": (sends(without("choices", 0, "message", "content")), "refused"),
-    "refusal": (says(None, refusal="I cannot"), "refused"),
-    "content filter": (says("", "content_filter"), "refused"),
-    "reasoning only": (says(None, reasoning_content="let me think"), "refused"),
-    "reasoning up to the limit": (says("", "length", reasoning="let me think"), "truncated"),
-    "length": (says(KEEP[:30], "length"), "truncated"),
-    "tool call": (says(None, "tool_calls", tool_calls=[{"id": "1"}]), "refused"),
-    "prose": (says("Looks good to me."), "unparseable"),
-    "NaN as a step": (says('{"verdict": "revise", "step": NaN, "correction": "x"}'), "unparseable"),
-    "a key twice": (says('{"verdict": "keep", "verdict": "revise", "step": 1, "correction": "x"}'), "unparseable"),
-    "unknown verdict": (says('{"verdict": "maybe"}'), "unparseable"),
-    "step out of range": (says(revise(99)), "step_range"),
-    "negative step": (says(revise(-1)), "step_range"),
-    "step 1.5": (says(revise(1.5)), "step_range"),
-    "no step": (says(revise(None)), "step_range"),
-    "a step of 5,000 digits": (says(f'{{"verdict": "revise", "step": {"9" * 5000}}}'), "step_range"),
-    "empty correction": (says(revise(1, " ")), "empty_correction"),
-    "the same correction": (says(revise(1, "ab")), "same_correction"),
-    "too long a correction": (says(revise(1, "z" * 500)), "too_long"),
-    # it only looks like a fault
-    "wrong content type": (sends(completion(KEEP), 200, {"content-type": "text/plain"}), KEPT),
-    "no usage": (sends(without("usage")), KEPT),
-    "no finish_reason": (sends(without("choices", 0, "finish_reason")), KEPT),
-    "usage of the wrong type": (sends(completion(KEEP).replace(b"100", b'"many"').replace(b"40", b"-4")), KEPT),
-    "content in parts": (says([{"type": "text", "text": KEEP[:20]}, {"type": "text", "text": KEEP[20:]}]), KEPT),
-    "fenced": (says(f"```json\n{KEEP}\n```"), KEPT),
-    "prose around": (says(f"Sure!\n{KEEP}\nDone."), KEPT),
-    "thoughts before": (says(f"<think>{revise(1)}</think>{KEEP}"), KEPT),
-    "two objects": (says(f"{revise(1)}\n{KEEP}"), KEPT),
-    "revise": (says(revise(1)), INSERTED),
-    "step as a string": (says(revise("1")), INSERTED),
-    "a quote in the correction": (says(revise(1, 'a "q" \\ b')), INSERTED),
-}
-SLOW = ("hang", "slow trickle", "chunked without end")
+MODES = ["blocking", "overlapped"]
+#: what a failure may change in a record; the trainer learns from none of it but ``masked``
+OF_FAILURES = {"reviews", "superseded", "judge_wait_seconds", "masked", "mask_reason", "fatal"}
 
 
 @pytest.fixture(scope="module")
@@ -219,50 +38,64 @@ async def closed_clients() -> AsyncIterator[None]:
     await endpoint._reset()
 
 
-def score(run: Any) -> float:
-    return float(len(text_of(run)))
+@functools.cache
+def parsed(url: str, policy: str, deadline_s: float) -> JudgeConfig:
+    """Parsing is most of what a test would cost."""
+    return endpoint_config(url, on_error=policy, call_deadline_s=deadline_s, breaker={"failures": 99})
+
+
+def without_failures(record: SessionRecord) -> dict[str, object]:
+    return {name: value for name, value in asdict(record).items() if name not in OF_FAILURES}
 
 
 @pytest.mark.parametrize("policy", ["keep", "mask", "fail"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_fault(server: FaultServer, fault: str, policy: str) -> None:
+async def test_fault(server: FaultServer, fault: str, mode: str, policy: str) -> None:
     server.behaviour, expected = FAULTS[fault]
     server.calls.clear()
-    config = endpoint_config(
-        server.url, on_error=policy, call_deadline_s=0.15 if fault in SLOW else 5.0, breaker={"failures": 99}
-    )
-    run = session(config, build(config))
+    config = parsed(server.url, policy, 0.15 if fault in SLOW else 5.0)
+    run = session(config, build(config), mode=mode)
+    before = without_failures(run.record)
+    alone = await run.writer.write(run.prompt_ids, run.trajectory.limit)
     async with asyncio.timeout(10):
         await run.run()
     run.trajectory.check()
-    first = run.record.reviews[0]
-    metrics = rollout_metrics([run.record], [True], [score(run)])
+    record, first = run.record, run.record.reviews[0]
+    metrics = rollout_metrics([record], [True], [1.0])
     if expected == INSERTED:
-        assert first.outcome == INSERTED and run.record.intervened and not run.record.masked
+        assert first.outcome == INSERTED and record.intervened and not record.masked
         return
-    assert text_of(run) == SCRIPT and not run.record.intervened
+    # Nothing in the row but what the policy writes without a judge, so nothing that a reward function could see.
+    assert run.trajectory.ids == alone.ids and run.trajectory.logprobs == alone.logprobs
+    assert set(run.trajectory.authors()) == {Author.POLICY}
+    assert without_failures(record) == before, "not intervened on, nothing cut back, no reward"
     if expected == KEPT:
-        assert {note.outcome for note in run.record.reviews} == {KEPT} and len(run.record.reviews) == 3
-        assert not run.record.masked and metrics["intervention/judge_error_rate"] == 0
+        assert {note.outcome for note in record.reviews} == {KEPT} and len(record.reviews) == 3
+        assert not record.masked and metrics["intervention/judge_error_rate"] == 0
         return
-    assert (first.outcome, first.reason) == (Outcome.ERROR, expected), first.detail
-    assert len(run.record.reviews) == (3 if policy == "keep" else 1)
-    assert run.record.masked == (policy != "keep")
-    assert bool(run.record.fatal) == (policy == "fail")
-    assert policy != "fail" or (expected in run.record.fatal and "endpoint" in run.record.fatal)
+    assert {(note.outcome, note.reason) for note in record.reviews} == {(Outcome.ERROR, expected)}, first.detail
+    assert all(note.cut_at is None and note.inserted is None and not note.dropped_ids for note in record.reviews)
+    assert len(record.reviews) == (3 if policy == "keep" else 1)
+    assert (record.masked, record.mask_reason) == ((False, "") if policy == "keep" else (True, f"judge_{expected}"))
+    assert bool(record.fatal) == (policy == "fail")
+    if policy == "fail":
+        named = ("'endpoint'", f"({expected})", first.detail, "intervention.judge.on_error is fail")
+        assert first.detail and all(words in record.fatal for words in named)
     assert metrics["intervention/judge_error_rate"] == 1
-    assert metrics[f"intervention/judge_errors/{expected}"] == len(run.record.reviews)
-    assert metrics["intervention/reward_treated"] == len(SCRIPT)
+    assert metrics[f"intervention/judge_errors/{expected}"] == metrics["intervention/reviews_failed"] > 0
+    assert metrics["intervention/reviews_kept"] == 0, "a failure is no verdict"
 
 
 @pytest.mark.parametrize("status,attempts", [(429, 3), (503, 3), (409, 3), (425, 3), (400, 1), (401, 1), (422, 1)])
 async def test_attempts_are_counted(server: FaultServer, status: int, attempts: int) -> None:
     server.behaviour = fails(status)
-    server.calls.clear()
-    config = endpoint_config(server.url, on_error="mask")
+    model = f"judge-{status}"  # not to count what an earlier test gave up
+    config = endpoint_config(server.url, on_error="mask", endpoint={"model": model})
     run = session(config, build(config))
     await run.run()
-    assert run.record.reviews[0].judge_calls == len(server.calls) == attempts
+    calls = [call for call in server.calls if call.body["model"] == model]
+    assert run.record.reviews[0].judge_calls == len(calls) == attempts
     assert str(status) in run.record.reviews[0].detail
 
 
@@ -298,7 +131,8 @@ async def test_server_killed_and_restarted_in_mid_run() -> None:
         assert set(up) == {KEPT}
 
 
-async def test_concurrent_sessions_with_mixed_faults(server: FaultServer) -> None:
+@pytest.mark.parametrize("mode", MODES)
+async def test_concurrent_sessions_with_mixed_faults(server: FaultServer, mode: str) -> None:
     faults = [behaviour for name, (behaviour, _) in FAULTS.items() if name not in SLOW]
 
     async def behave(call: Call) -> None:
@@ -308,7 +142,7 @@ async def test_concurrent_sessions_with_mixed_faults(server: FaultServer) -> Non
     server.calls.clear()
     config = endpoint_config(server.url, breaker={"failures": 999}, max_concurrency=16)
     judge = build(config)
-    runs = [session(config, judge, number=i) for i in range(40)]
+    runs = [session(config, judge, number=i, mode=mode) for i in range(40)]
     async with asyncio.timeout(20):
         await asyncio.gather(*(run.run() for run in runs))
     for run in runs:

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import pickle
 import subprocess
 import sys
@@ -6,12 +7,16 @@ import threading
 import time
 
 import pytest
+from judges.driving import SCRIPT
+from rollout.test_periodic import PROMPT, session, text_of
 
+from verl_mintrl.config.schema import ReviewConfig
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges import python
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Correction, Evidence, Judge, Review, ReviewRequest, Usage, Verification
 from verl_mintrl.judges.python import PythonJudge, load, load_judge
+from verl_mintrl.metrics import rollout_metrics
 
 REQUEST = ReviewRequest(
     ({"role": "user", "content": "Add 3 + 9 + 5."},),
@@ -157,6 +162,85 @@ async def test_an_abandoned_call_that_has_not_started_never_runs(monkeypatch):
     release.set()
     await first
     assert await PythonJudge(lambda request: None).review(REQUEST) and not ran
+
+
+class Stubborn:
+    """A coroutine that takes being cancelled for a hiccup, and only ends when it is released, or after 10 s."""
+
+    def __init__(self):
+        self.released = False
+
+    async def review(self, request):
+        cancelled, ends = False, time.monotonic() + 10
+        while not self.released and time.monotonic() < ends:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise RuntimeError("too late for anybody to hear it")
+
+
+@pytest.mark.parametrize("mode", ["blocking", "overlapped"])
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_a_judge_that_cannot_be_interrupted_does_not_hold_its_session(in_thread, mode, monkeypatch):
+    monkeypatch.setattr(python, "_POOL", python._Pool(4))
+    release, stubborn = threading.Event(), Stubborn()
+    run = session(
+        lambda text: SCRIPT[len(text) - len(PROMPT) :],
+        (lambda request: release.wait(10) and None) if in_thread else stubborn.review,
+        review=ReviewConfig(None, 1, mode=mode),
+        call_deadline_s=0.2,
+        on_error="mask",
+    )
+    started = time.monotonic()
+    await run.run()
+    took = time.monotonic() - started
+    release.set()
+    stubborn.released = True
+    assert took < 2, "0.2 s, and 0.3 s to clean up"
+    assert text_of(run) == SCRIPT and run.record.mask_reason == "judge_timeout"
+    (note,) = run.record.reviews
+    assert (note.outcome, note.reason, note.judge_calls) == ("error", "timeout", 1)
+    assert rollout_metrics([run.record], [True], [1.0])["intervention/judge_errors/timeout"] == 1
+
+
+async def test_calls_that_cannot_be_interrupted_are_counted_until_they_end(caplog):
+    stubborn = Stubborn()
+    judge = GuardedJudge(PythonJudge(stubborn.review), timeout=0.05, concurrency=2)
+    errors = await asyncio.gather(*(fails(judge.review(REQUEST)) for _ in range(6)))
+    assert [error.kind for error in errors] == ["timeout"] * 2 + ["unavailable"] * 4, "nobody waits for a place in vain"
+    assert "runs on although it was cancelled" in str(errors[0]) and "CancelledError" in str(errors[-1])
+    stubborn.released = True
+    while judge._abandoned:
+        await asyncio.sleep(0.01)
+    assert (await judge.review(REQUEST)).step is None, "they gave their places back"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_cancelled_session_does_not_wait_for_its_judge():
+    stubborn = Stubborn()
+    task = asyncio.create_task(guarded(stubborn.review).review(REQUEST))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    stubborn.released = True
+    assert time.monotonic() - started < 2
+    assert caught.value.usage.calls == 1
+
+
+async def test_an_answer_after_the_deadline_does_not_count():
+    async def late(request):
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            return FIX
+
+    error = await fails(guarded(late, timeout=0.05).review(REQUEST))
+    assert error.kind == "timeout" and "runs on" not in str(error)
 
 
 def test_a_hung_call_does_not_keep_the_interpreter_alive():

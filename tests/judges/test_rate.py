@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_mintrl.config.schema import ClusterConfig
+from verl_mintrl.config.judge import ClusterConfig
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Review, ReviewRequest, Usage
@@ -149,6 +150,7 @@ def test_without_ray_the_limits_are_refused() -> None:
 def ray_running() -> Iterator[Any]:
     import ray
 
+    os.environ["RAY_worker_niceness"] = "0"  # its workers give way to every other process otherwise, and deadlines pass
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
     yield ray
     ray.shutdown()

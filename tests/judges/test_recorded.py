@@ -12,7 +12,8 @@ import pytest
 from judges.driving import SCRIPT, build, session, text_of
 from rollout.scripted import END
 
-from verl_mintrl.config.schema import JudgeConfig, parse
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import parse
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Review, ReviewRequest
@@ -21,6 +22,7 @@ from verl_mintrl.judges.recorded import RecordedJudge, question_id
 from verl_mintrl.rollout.periodic import PeriodicSession
 from verl_mintrl.trajectory.record import ReviewRecord, SessionRecord, write_jsonl
 
+PUBLIC = {"uid": "u", "session_id": 0, "step": 1, "public": True}
 CHECKS = {"agrees": True, "leak_free": False, "plausible": True}
 
 
@@ -151,3 +153,10 @@ def test_missing_recording_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match=r"intervention\.judge\.recorded"):
             build(config(path))
+
+
+async def test_a_public_dump_is_refused(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", [PUBLIC])
+    request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
+    with pytest.raises(ConfigError, match=r"public_dump: true.*intervention\.judge\.recorded"):
+        await RecordedJudge(tmp_path).review(request)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_mintrl.config.schema import RetryConfig
+from verl_mintrl.config.judge import RetryConfig
 from verl_mintrl.errors import JudgeError
 from verl_mintrl.judges.breaker import Breaker
 from verl_mintrl.judges.retry import CallFailed, retry_after, retryable_status, wait_before, with_retries

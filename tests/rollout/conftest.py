@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ def ray_started() -> Iterator[None]:
     """Ray of this process alone."""
     import ray
 
+    os.environ["RAY_worker_niceness"] = "0"  # its workers give way to every other process otherwise, and deadlines pass
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

@@ -28,3 +28,13 @@ def broken_for_session_2(request: ReviewRequest) -> dict[str, Any]:
     if request.session_id == 2:
         return broken(request)
     return god_for_bad(request)
+
+
+SECRET = "the number nobody may know"
+
+
+def telltale(request: ReviewRequest) -> dict[str, Any]:
+    """Gives the privileged text away: in a correction, and to session 3 in an error."""
+    if request.session_id == 3:
+        raise RuntimeError(f"I only know that it is {SECRET}")
+    return {"verdict": "revise", "step": 1, "correction": f"It is {SECRET}."}

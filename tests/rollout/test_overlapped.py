@@ -21,6 +21,7 @@ from verl_mintrl.judges.arithmetic import review as arithmetic
 from verl_mintrl.judges.protocol import Review, ReviewRequest, Usage
 from verl_mintrl.rollout.abort import ABORTED
 from verl_mintrl.rollout.periodic import PeriodicSession
+from verl_mintrl.rollout.propose import own_step_perplexities
 from verl_mintrl.trajectory.record import Outcome
 from verl_mintrl.trajectory.splice import Budget
 
@@ -290,10 +291,12 @@ async def test_the_gate_sees_the_response_as_it_was_when_asked() -> None:
     seen = []
     prepare = run._prepare
 
-    async def spy(request: Any, steps: Any, trajectory: Any, text: Any, *rest: Any) -> Any:
+    async def spy(request: Any, steps: Any, text: Any, *rest: Any) -> Any:
+        own = own_step_perplexities(run.trajectory, text, run.shared.segmenter)
         await asyncio.sleep(0.02)
-        seen.append((len(trajectory.ids), text.text, len(run.trajectory.ids)))
-        return await prepare(request, steps, trajectory, text, *rest)
+        later = own_step_perplexities(run.trajectory, text, run.shared.segmenter)
+        seen.append((own == later, text.text, len(run.trajectory.ids)))
+        return await prepare(request, steps, text, *rest)
 
     run._prepare = spy  # type: ignore[method-assign]
     script = "a\n\nb\n\nc" + END
@@ -305,5 +308,5 @@ async def test_the_gate_sees_the_response_as_it_was_when_asked() -> None:
     run.writer.client.policy = lambda text: (script + END)[len(text) - len(PROMPT) :] if "good" not in text else END
     await run.run()
     (shown,) = seen
-    assert shown[:2] == (3, "a\n\n") and shown[2] == len(script)
+    assert shown == (True, "a\n\n", len(script))
     assert text_of(run) == "good\n\n" + END

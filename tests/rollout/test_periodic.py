@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rollout.scripted import END, ScriptedClient
 from trajectory.toy_tokenizers import Characters
 
-from verl_mintrl.config.schema import GateConfig, JudgeConfig, ReviewConfig, TokenWeightsConfig
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import GateConfig, ReviewConfig, TokenWeightsConfig
 from verl_mintrl.judges.arithmetic import review as arithmetic
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge

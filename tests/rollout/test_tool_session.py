@@ -17,7 +17,8 @@ from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from verl_mintrl.config.schema import GateConfig, JudgeConfig, ReviewConfig, TokenWeightsConfig
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import GateConfig, ReviewConfig, TokenWeightsConfig
 from verl_mintrl.judges.leak import LeakRules
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Review, ReviewRequest

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from adapters import CONTROL, CORRECTED, INSERTED, SCRIPT, N, Rewards, Rollout, read_dump
 from composed import compose_stock
 from scripted import follow
+from stub_judges import SECRET
 from tensordict import TensorDict
 
 from verl_mintrl.errors import ConfigError, InterventionError
@@ -203,12 +206,14 @@ async def test_an_update_without_a_session_to_learn_from_is_skipped(roll, learn,
         changes["intervention.control.train"] = False
     done = await roll(changes, recipe=recipe, rewards=Rewards(lambda session, text: 0.0))
     assert not any(row.any() for row in done.column("response_mask"))
-    learned = learn(done)
+    learned = learn(done, multiple=3)
     assert learned.metrics["intervention/updates_skipped"] == 1
     assert learned.metrics["intervention/sessions_masked"] == (N if recipe == "rti" else len(TREATED))
     learned.trainer._update_actor(learned.batch, learned.metrics)
     assert learned.trainer.actor_rollout_wg.updates == 0
-    learned.trainer._compute_metrics(learned.batch, learned.metrics, {}, global_steps=1, epoch=0)
+    learned.trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+    learned.trainer._compute_metrics(learned.batch, learned.metrics, {"step": 1.0}, global_steps=1, epoch=0)
+    assert learned.metrics["critic/rewards/mean"] == 0
     learned.trainer._dump_trajectories(learned.batch, done.config.trainer.rollout_data_dir)
     assert [row["masked"] for row in read_dump(done.config, 1)].count(True) >= len(TREATED)
 
@@ -332,6 +337,33 @@ async def test_the_dump_tells_what_was_learned(roll, learn):
     assert [last["anchor"][i] for i in INSERTED] == [0.0] * len(INSERTED)
     assert [last["rollout_log_probs"][i] for i in INSERTED] == [INSERTED_LOG_PROB] * len(INSERTED)
     assert [tuple(review["inserted"]) for review in last["reviews"] if review["inserted"]] == [(6, 12)]
+
+
+@pytest.mark.parametrize("public", [True, False])
+async def test_a_public_dump_gives_nothing_away(roll, learn, public):
+    """What is privileged may stand in rejected corrections and in errors; a public dump holds neither."""
+    changes = {
+        "intervention.public_dump": public,
+        "intervention.judge.function": "stub_judges:telltale",
+        "intervention.judge.evidence": "gold",
+        "intervention.judge.evidence_column": "reward_model.ground_truth",
+    }
+    done = await roll(changes, row={"reward_model": {"ground_truth": SECRET, "style": "rule"}})
+    learned = learn(done)
+    learned.trainer._dump_trajectories(learned.batch, done.config.trainer.rollout_data_dir)
+    rows = read_dump(done.config, 1)
+    reasons = {review["reason"] for row in rows for review in row["reviews"]}
+    assert {"leak", "exception"} <= reasons
+    assert {row["public"] for row in rows} == {public}
+    assert (SECRET in json.dumps(rows)) != public
+
+
+async def test_a_public_dump_keeps_what_stands_in_a_response(roll, learn):
+    done = await roll({"intervention.public_dump": True})
+    learned = learn(done)
+    learned.trainer._dump_trajectories(learned.batch, done.config.trainer.rollout_data_dir)
+    reviews = [review for row in read_dump(done.config, 1) for review in row["reviews"]]
+    assert {review["correction"] for review in reviews if review["inserted"]} == {"god."}
 
 
 # --- the rest

@@ -174,6 +174,8 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
         )
     if "teacher" in node.judge.backends:
         yield from _teachers(config, node)
+    if "endpoint" in node.judge.backends:
+        yield from _extra_body(node)
     if node.gate.mode == "quantile" and not _sampled_plainly(config):
         yield Finding(
             "intervention.gate.mode",
@@ -243,6 +245,27 @@ def _teachers(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]
             "intervention.judge.teacher.key",
             f"is {node.judge.teacher.key!r}; the teachers of distillation.teacher_models are {', '.join(map(repr, keys))}.",
             "Set it to one of them.",
+        )
+
+
+def _extra_body(node: InterventionConfig) -> Iterator[Finding]:
+    """Fields of the request that have a key of their own; null takes back what a model does not know."""
+    extra = node.judge.endpoint.extra_body
+    homes = {
+        "temperature": "temperature",
+        "max_tokens": "max_answer_tokens",
+        "max_completion_tokens": "max_answer_tokens",
+    }
+    for name, home in homes.items():
+        if name not in extra or (extra[name] is None and name != "max_completion_tokens"):
+            continue
+        hint = f"Drop it and set intervention.judge.{home} (or that of a role)."
+        if home == "max_answer_tokens":
+            hint += " For a model that knows max_completion_tokens only, set max_tokens to null there: the limit is renamed."
+        yield Finding(
+            f"intervention.judge.endpoint.extra_body.{name}",
+            f"is {extra[name]!r}; it would override intervention.judge.{home}, which is {getattr(node.judge, home)!r}.",
+            hint,
         )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from verl_mintrl.config.schema import JudgeConfig, RoleConfig, VerifierConfig
+from verl_mintrl.config.judge import JudgeConfig, RoleConfig
+from verl_mintrl.config.schema import VerifierConfig
 from verl_mintrl.errors import ConfigError
 from verl_mintrl.judges.endpoint import EndpointBackend
 from verl_mintrl.judges.leak import LeakRules

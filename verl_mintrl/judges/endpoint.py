@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from verl_mintrl.config.schema import JudgeConfig
+from verl_mintrl.config.judge import JudgeConfig
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.breaker import Breaker
 from verl_mintrl.judges.completions import error_summary, read_completion
@@ -82,12 +82,14 @@ class EndpointBackend:
         return replace(completion, usage=replace(completion.usage, calls=attempts))
 
     def _arguments(self, messages: list[dict[str, Any]], schema: dict[str, Any] | None) -> dict[str, Any]:
+        extra = self._config.endpoint.extra_body
         arguments: dict[str, Any] = {
             "model": self._config.endpoint.model,
             "messages": messages,
             "temperature": self._config.temperature,
-            "max_tokens": self._config.max_answer_tokens,
-            "extra_body": self._config.endpoint.extra_body,
+            # null is all that extra_body may hold there (config.validate)
+            "max_completion_tokens" if "max_tokens" in extra else "max_tokens": self._config.max_answer_tokens,
+            "extra_body": extra,
         }
         if schema is not None and self._config.endpoint.structured:
             arguments["response_format"] = {
@@ -145,7 +147,8 @@ class EndpointBackend:
 
 
 _HINTS = {
-    400: f"if it does not know response_format, set {_KEY}.structured: false; see also {_KEY}.extra_body",
+    400: f"if it does not know response_format, set {_KEY}.structured: false; temperature or max_tokens, set it to null in "
+    f"{_KEY}.extra_body",
     401: f"see that the environment variable named by {_KEY}.api_key_env holds a valid key",
     403: f"see that the key named by {_KEY}.api_key_env may use {_KEY}.model",
     404: f"see {_KEY}.base_url (version included) and {_KEY}.model",

@@ -10,11 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.parsing import check_correction, check_review, check_verification
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
+
+_GRACE_S = 0.3  # a cancelled call may clean up for so long before it is left to itself
 
 _Answer = TypeVar("_Answer", Review, Correction, Verification)
 
@@ -36,8 +38,10 @@ class GuardedJudge(Judge):
 
     Args:
         judge: the judge to guard.
-        timeout: seconds a call may take once it has started. It cannot interrupt code that blocks the event loop.
-        concurrency: calls in flight at once in this process; the others wait, outside their deadline.
+        timeout: seconds a call may take once it has started, also if it ignores being cancelled. It cannot interrupt code that
+            blocks the event loop.
+        concurrency: calls in flight at once in this process; the others wait, outside their deadline. Calls that were given up
+            and still run are not among them, but once there are as many, further ones fail at once with kind ``unavailable``.
         limiter: limits over all processes; waiting for it is outside the deadline too.
         joint: a REVISE must bring its correction; False where another call corrects.
         control_strings: special tokens of the policy; a correction that holds nothing else is empty.
@@ -69,7 +73,9 @@ class GuardedJudge(Judge):
         self._judge = judge
         self._joint = joint
         self._timeout = timeout
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
+        self._abandoned: set[asyncio.Task[Any]] = set()  # calls that were cancelled and still run
         self._control_strings = tuple(control_strings)
         self._limiter = limiter
 
@@ -100,6 +106,12 @@ class GuardedJudge(Judge):
         check: Callable[[_Answer], _Answer],
     ) -> _Answer:
         async with self._slots:
+            if len(self._abandoned) >= self._concurrency:
+                raise JudgeError(
+                    f"{len(self._abandoned)} calls of judge {self.name} were cancelled and still run",
+                    "let it end when asyncio.CancelledError is raised in it",
+                    kind="unavailable",
+                )
             if self._limiter is None:
                 return await self._timed(request, call, check)
             async with self._limiter.slot() as report:
@@ -127,25 +139,50 @@ class GuardedJudge(Judge):
         return replace(answer, usage=replace(answer.usage, seconds=time.monotonic() - started))
 
     async def _within_deadline(self, request: ReviewRequest, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        task = asyncio.create_task(_run(call))  # of its own: what ignores its cancellation must not hold the session
         try:
-            async with asyncio.timeout(self._timeout) as deadline:
-                return await call()
+            await asyncio.wait((task,), timeout=self._timeout)
+        except asyncio.CancelledError as error:
+            error.usage = Usage(calls=1)  # type: ignore[attr-defined]  # it was on its way
+            await self._give_up(task)
+            raise
+        if not task.done():
+            await self._give_up(task)
+            raise JudgeError(
+                f"judge {self.name} gave no answer within {self._timeout:g} s"
+                f"{'' if task.done() else ', and runs on although it was cancelled'}",
+                "raise intervention.judge.call_deadline_s or, if it is overloaded, lower max_concurrency beside it",
+                kind="timeout",
+            )
+        try:
+            return task.result()
         except (JudgeError, ConfigError):
             raise
         except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                error.usage = Usage(calls=1)  # type: ignore[attr-defined]  # it was on its way
-                raise
             raise JudgeError(f"judge {self.name} cancelled itself", kind="exception") from error
         except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                raise JudgeError(
-                    f"judge {self.name} gave no answer within {self._timeout:g} s",
-                    "raise intervention.judge.call_deadline_s or, if it is overloaded, lower max_concurrency beside it",
-                    kind="timeout",
-                ) from None
             message = f"judge {self.name} raised {type(error).__name__}: {_message(error)}"
             raise JudgeError(_redact(message, request), kind="exception") from error
+
+    async def _give_up(self, task: asyncio.Task[Any]) -> None:
+        task.add_done_callback(_seen)
+        task.cancel()
+        try:
+            await asyncio.wait((task,), timeout=_GRACE_S)
+        finally:
+            if not task.done():
+                self._abandoned.add(task)
+                task.add_done_callback(self._abandoned.discard)
+
+
+async def _run(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    return await call()
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more: asyncio need not report its error."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _message(error: Exception) -> str:

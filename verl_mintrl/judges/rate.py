@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 from uuid import uuid4
 
-from verl_mintrl.config.schema import ClusterConfig
+from verl_mintrl.config.judge import ClusterConfig
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.protocol import Usage
 

@@ -103,6 +103,11 @@ class RecordedJudge(Judge):
 def _load(path: Path) -> dict[_Question, ReviewRecord]:
     notes: dict[_Question, ReviewRecord] = {}
     for row in read_jsonl(path) if path.exists() else ():
+        if row.get("public"):
+            raise ConfigError(
+                f"{path} was dumped with intervention.public_dump: true; the answers of its judge are not all in it",
+                f"set {_KEY} to a run with intervention.public_dump: false.",
+            )
         record = SessionRecord.from_dict(row)
         for looks in (record.reviews, record.walk):
             for attempt, note in enumerate(looks):

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from verl_mintrl.config.schema import RetryConfig
+from verl_mintrl.config.judge import RetryConfig
 from verl_mintrl.errors import JudgeError
 from verl_mintrl.judges.protocol import Usage
 

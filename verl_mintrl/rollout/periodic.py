@@ -9,18 +9,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from verl_mintrl.config.schema import JudgeConfig, ReviewConfig
+from verl_mintrl.config.judge import JudgeConfig
+from verl_mintrl.config.schema import ReviewConfig
 from verl_mintrl.errors import InterventionError, JudgeError
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.recorded import question_id
 from verl_mintrl.judges.roles import RolesJudge
 from verl_mintrl.rollout.propose import Proposal, Proposer, out_of_time, own_step_perplexities, propose
 from verl_mintrl.rollout.stops import STOPS
-from verl_mintrl.rollout.writer import Writer
+from verl_mintrl.rollout.writer import Chunk, Writer
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, clip_insertions
 from verl_mintrl.trajectory.spans import Author, Trajectory
 from verl_mintrl.trajectory.splice import Budget, Ledger, apply_splice
@@ -137,7 +139,18 @@ class PeriodicSession:
                 limit = min(limit, max(1, due))
             else:
                 stop = STOPS[self.shared.review.segmenter]
-        writing = asyncio.ensure_future(self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop))
+        call = self.writer.write(self.prompt_ids + self.trajectory.ids, limit, stop)
+        chunk = await (self._unless_corrected(call) if self._asked else call)
+        if chunk is None:
+            return None
+        self.trajectory.append(chunk.ids, Author.POLICY, chunk.logprobs)
+        visible = chunk.ids[:-1] if chunk.ids and chunk.ids[-1] in self.shared.end_ids else chunk.ids
+        self.text.extend(visible)
+        return chunk.ended or not chunk.ids or self.trajectory.remaining == 0
+
+    async def _unless_corrected(self, call: Coroutine[Any, Any, Chunk]) -> Chunk | None:
+        """Hear the judge while the policy writes; None, and the call is given up, if a correction came in."""
+        writing = asyncio.ensure_future(call)
         corrected = False
         try:
             while self._asked and not corrected:
@@ -146,19 +159,14 @@ class PeriodicSession:
                     break
                 corrected = await self._take_answer()
             if not corrected:
-                chunk = await writing
+                return await writing
         finally:
             if not writing.done():
                 writing.cancel()
                 await asyncio.wait((writing,))
-        if corrected:
-            if not writing.cancelled() and writing.exception() is None:  # an error will be met again, or did not matter
-                self.record.speculative_tokens += len(writing.result().ids)
-            return None
-        self.trajectory.append(chunk.ids, Author.POLICY, chunk.logprobs)
-        visible = chunk.ids[:-1] if chunk.ids and chunk.ids[-1] in self.shared.end_ids else chunk.ids
-        self.text.extend(visible)
-        return chunk.ended or not chunk.ids or self.trajectory.remaining == 0
+        if not writing.cancelled() and writing.exception() is None:  # an error will be met again, or did not matter
+            self.record.speculative_tokens += len(writing.result().ids)
+        return None
 
     def _look(self, ended: bool) -> None:
         """Ask the judge if a review is due and there is a new step to show."""
@@ -199,14 +207,15 @@ class PeriodicSession:
         )
         self.ledger.count_review()
         self.record.reviews.append(note)
-        # the policy may write on while the answer is prepared
-        shown = (self.trajectory.copy(), self.text.copy()) if self._overlapped else (self.trajectory, self.text)
+        # While the answer is prepared the policy may write on: that leaves the tokens shown as they are, but can change how
+        # their text ends. A cut comes only after the answer, or once it has been given up.
+        text = self.text.copy() if self._overlapped else self.text
         answer = propose(
             self.shared.judge,
             self.shared.verify,
             request,
             note,
-            partial(self._prepare, request, steps, *shown),
+            partial(self._prepare, request, steps, text),
             self.shared.judge_config.session_deadline_s - self.judge_seconds,
         )
         self._asked.append(_Asked(note, steps, asyncio.ensure_future(answer)))
@@ -270,7 +279,6 @@ class PeriodicSession:
         self,
         request: ReviewRequest,
         steps: list[Step],
-        trajectory: Trajectory,
         text: TokenText,
         number: int,
         correction: str,
@@ -278,10 +286,10 @@ class PeriodicSession:
     ) -> Proposal:
         own_steps = []
         if self.shared.proposer.gate.mode == "quantile" and self.sampled_as_scored:
-            own_steps = own_step_perplexities(trajectory, text, self.shared.segmenter)
+            own_steps = own_step_perplexities(self.trajectory, text, self.shared.segmenter)
         return await self.shared.proposer.prepare(
             self.prompt_ids,
-            trajectory,
+            self.trajectory,
             text,
             steps[number - 1],
             correction,

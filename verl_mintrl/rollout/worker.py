@@ -4,17 +4,18 @@ Leans on ``verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ`` (a Ray actor cl
 ``__ray_metadata__.modified_class``): ``_run_prompt``, ``_run_agent_loop``, ``_agent_loop_postprocess``, ``_compute_score``,
 attributes ``config``, ``rollout_config``, ``model_config``, ``tokenizer``, ``llm_client``, ``teacher_client``,
 ``reward_loop_worker_handles``; and on ``verl.workers.rollout.utils.get_max_position_embeddings``, with which verl fills in a
-missing ``rollout.max_model_len``.
+missing ``rollout.max_model_len``. Of ``transformers``, ``PreTrainedTokenizerFast.backend_tokenizer``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.workers.rollout.utils import get_max_position_embeddings
@@ -100,7 +101,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
                 scorer=ServerScorer(self.scoring_client, self.surroundings.policy.max_model_len),
                 gate=config.gate,
                 token_weights=config.token_weights,
-                decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
+                decode=whole_text(tokenizer),
                 encode=lambda text: encode_correction(tokenizer, text),
                 control_strings=self.surroundings.control_strings,
                 steering_context=partial(self._steering_context, judge, prompt_set(config.judge, self.surroundings)),
@@ -206,8 +207,7 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             held = Held(rows, reward, self._waiting(session, rows[-1], kwargs))
             rows = (await session.group.hold(record.session_id, held)).rows
         for row in rows:
-            untrained = record.role == Role.CONTROL and not self.intervention.control.train and not record.replaced
-            if record.masked or untrained:
+            if not record.is_trained(self.intervention.control.train):
                 row.mask_out()
             row.attach(record)
         await super()._agent_loop_postprocess(rows, validate, **kwargs)
@@ -276,3 +276,19 @@ class InterventionAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_cl
             return edited
 
         return Waiting(record, sample, writer, score, session.sampled_as_scored, session.rerun)
+
+
+def whole_text(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Token ids -> their text, with special tokens and with all spaces.
+
+    ``transformers`` looks at every id in Python before it hands them to a fast tokenizer, which takes longer than decoding them; so
+    the one behind is asked itself, unless the class decodes in a way of its own.
+    """
+    kind = type(tokenizer)
+    if (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.decode is PreTrainedTokenizerBase.decode
+        and kind._decode is PreTrainedTokenizerFast._decode
+    ):
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)

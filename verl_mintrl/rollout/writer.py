@@ -37,8 +37,11 @@ class Writer(Protocol):
 
     seconds: float
 
-    async def write(self, prefix: Sequence[int], limit: int, stop: Sequence[str] = ()) -> Chunk:
-        """Continue ``prefix`` by at most ``limit`` >= 1 tokens, or until one of ``stop`` was written."""
+    async def write(self, prefix: list[int], limit: int, stop: Sequence[str] = ()) -> Chunk:
+        """Continue ``prefix`` by at most ``limit`` >= 1 tokens, or until one of ``stop`` was written.
+
+        ``prefix`` is handed on, not copied: the caller leaves it as it is.
+        """
         ...
 
 
@@ -77,7 +80,7 @@ class ServerWriter:
     aborted: int = 0
     versions: list[int] = field(default_factory=list)
 
-    async def write(self, prefix: Sequence[int], limit: int, stop: Sequence[str] = ()) -> Chunk:
+    async def write(self, prefix: list[int], limit: int, stop: Sequence[str] = ()) -> Chunk:
         ids: list[int] = []
         logprobs: list[float] | None = []
         while True:
@@ -85,7 +88,7 @@ class ServerWriter:
             if stop:
                 params.update(stop=list(stop), include_stop_str_in_output=True)
             request_id = self.request_id
-            whole = [*prefix, *ids]
+            whole = [*prefix, *ids] if ids else prefix
             if self.seed_parts is not None:
                 params["seed"] = derive_seed(*self.seed_parts, array("q", whole).tobytes())
                 request_id = f"{self.request_id}-{self.calls}"  # reaches vLLM unchanged in this mode, so must be unique
@@ -114,6 +117,8 @@ class ServerWriter:
         # an engine may hand back more than it was asked for; a response must never exceed its limit
         ids = ids[:limit]
         logprobs = logprobs[:limit] if logprobs is not None else None
-        stopped = bool(stop) and any(text in self.decode(ids) for text in stop)
         ended = bool(ids) and ids[-1] in self.end_ids
-        return Chunk(ids, logprobs, ended or (len(ids) < limit and not stopped))
+        if not ended and len(ids) < limit:
+            written = self.decode(ids) if stop else ""
+            ended = not any(text in written for text in stop)
+        return Chunk(ids, logprobs, ended)

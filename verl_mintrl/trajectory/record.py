@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,10 @@ class SessionRecord:
         """Whether corrector tokens stand in the final response."""
         return any(review.inserted is not None for review in self.reviews)
 
+    def is_trained(self, train_control: bool) -> bool:
+        """Whether the session is learned from; ``train_control``: ``intervention.control.train``."""
+        return not self.masked and (self.role != Role.CONTROL or self.replaced or train_control)
+
     @property
     def asked(self) -> list[ReviewRecord]:
         """Every look a judge had at the session, whether or not anything of it was published."""
@@ -152,6 +156,17 @@ class SessionRecord:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def public(self) -> SessionRecord:
+        """A copy without any text of a judge that is not part of the response."""
+        return replace(
+            self,
+            reviews=[_silenced(note, note.inserted is not None) for note in self.reviews],
+            walk=[_silenced(note, self.replaced and note.inserted is not None) for note in self.walk],
+            superseded=[_silenced(note, False) for note in self.superseded],
+            fatal="the run stopped" if self.fatal else "",
+            walk_error=self.walk_error.split(":")[0],
+        )
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SessionRecord:
         known = {f.name for f in fields(cls)}
@@ -167,6 +182,10 @@ def clip_insertions(reviews: Iterable[ReviewRecord], end: int) -> None:
         if review.inserted is not None:
             start, stop = review.inserted
             review.inserted = (start, min(stop, end)) if start < end else None
+
+
+def _silenced(note: ReviewRecord, stands: bool) -> ReviewRecord:
+    return replace(note, detail="", correction=note.correction if stands else None)
 
 
 def _review(data: dict[str, Any]) -> ReviewRecord:

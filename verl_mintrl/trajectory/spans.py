@@ -8,7 +8,7 @@ side.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -81,11 +81,13 @@ class Trajectory:
 
     def inserted_before(self, end: int) -> int:
         """Number of CORRECTOR tokens with an index below ``end``: what ``inserted`` would be after ``cut(end)``."""
-        return sum(
-            min(span.end, end) - span.start
-            for span in self.spans
-            if span.author is Author.CORRECTOR and span.start < end
-        )
+        inserted = self._inserted
+        for span in reversed(self.spans):
+            if span.end <= end:
+                break
+            if span.author is Author.CORRECTOR:
+                inserted -= span.end - max(span.start, end)
+        return inserted
 
     def append(
         self,
@@ -158,11 +160,17 @@ class Trajectory:
 
     def authors(self) -> list[int]:
         """Author of every token as a plain int, [T]."""
-        return [int(span.author) for span in self.spans for _ in range(len(span))]
+        return self._per_token(int)
 
     def response_mask(self) -> list[int]:
         """1 where the token is trained on (policy and corrector), 0 for the environment, [T]."""
-        return [int(span.author is not Author.ENVIRONMENT) for span in self.spans for _ in range(len(span))]
+        return self._per_token(lambda author: int(author is not Author.ENVIRONMENT))
+
+    def _per_token(self, value: Callable[[Author], int]) -> list[int]:
+        column: list[int] = []
+        for span in self.spans:
+            column += [value(span.author)] * len(span)
+        return column
 
     def check(self) -> None:
         """Verify every invariant in O(T).

@@ -7,6 +7,7 @@ boundary (the *carry*) are encoded together with the correction.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from verl_mintrl.trajectory.text import REPLACEMENT, TokenText
 
 #: text -> token ids, without special tokens
 Encode = Callable[[str], list[int]]
+
+# what no tokenizer can encode (lone surrogates), or should (NUL)
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 # texts a correction is encoded after where encoding it alone would add something (sentencepiece: a leading space)
 _ANCHORS = ("\n", ".", "0")
@@ -44,14 +48,15 @@ def neutralise(text: str, control_strings: Iterable[str]) -> str:
     never held one: removing ``<|im_end|>`` from ``<|im_<|im_end|>end|>`` leaves nothing that could be completed. Linear
     in the text.
     """
+    text = _UNWRITABLE.sub("", text)
+    controls = sorted(filter(None, control_strings), key=len, reverse=True)
+    if not any(control in text for control in controls):
+        return text
     by_last: dict[str, list[str]] = {}
-    for control in sorted(control_strings, key=len, reverse=True):
-        if control:
-            by_last.setdefault(control[-1], []).append(control)
+    for control in controls:
+        by_last.setdefault(control[-1], []).append(control)
     kept: list[str] = []
     for character in text:
-        if character == "\0" or "\ud800" <= character <= "\udfff":
-            continue
         kept.append(character)
         for control in by_last.get(character, ()):
             if len(control) <= len(kept) and kept[-len(control) :] == list(control):
@@ -83,10 +88,11 @@ def encode_correction(tokenizer: Any, text: str) -> list[int]:
 
     ids = encode(text)
     for anchor in _ANCHORS:
-        before, both = encode(anchor), encode(anchor + text)
+        before = encode(anchor)
         expected = decode(before) + text
         if decode(before + ids) == expected:
             break
+        both = encode(anchor + text)
         if both[: len(before)] == before and decode(both) == expected:
             ids = both[len(before) :]
             break

@@ -1,0 +1,36 @@
+"""Checks of single config values. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from verl_mintrl.errors import ConfigError
+
+NODE = "intervention"
+
+
+def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``allowed``."""
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        raise ConfigError(
+            f"{NODE}.{key} is {value!r}; expected one of {', '.join(allowed)}.",
+            f"did you mean {near[0]!r}?" if near else f"set {NODE}.{key} to one of them.",
+        )
+
+
+def at_least(key: str, value: float | None, low: float, *, optional: bool = False) -> None:
+    """Raises ConfigError unless ``value`` is a number >= ``low``, or None where it is optional."""
+    if value is None and optional:
+        return
+    if value is None or not math.isfinite(value) or value < low:
+        raise ConfigError(f"{NODE}.{key} is {value}; expected a number >= {low}.", f"change {NODE}.{key}.")
+
+
+def above(key: str, value: float | None, low: float, *, optional: bool = False) -> None:
+    """Raises ConfigError unless ``value`` is a number > ``low``, or None where it is optional."""
+    if value is None and optional:
+        return
+    if value is None or not math.isfinite(value) or value <= low:
+        raise ConfigError(f"{NODE}.{key} is {value}; expected a number > {low}.", f"change {NODE}.{key}.")
