@@ -14,6 +14,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_mintrl.config.checks import is_secret
+
 logger = logging.getLogger(__name__)
 
 PACKAGES = (
@@ -28,7 +30,6 @@ PACKAGES = (
     "TransferQueue",
     "omegaconf",
 )
-_SECRET = ("api_key", "access_key", "token", "secret", "password")
 
 
 class Manifest:
@@ -97,6 +98,6 @@ def _without_secrets(value: Any, key: str = "") -> Any:
         return {k: _without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list):
         return [_without_secrets(v) for v in value]
-    if isinstance(value, str) and value and key.lower().endswith(_SECRET):
+    if isinstance(value, str) and value and (is_secret(key) or key.lower().endswith("token")):
         return "***"
     return value

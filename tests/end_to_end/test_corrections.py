@@ -93,12 +93,14 @@ def test_corrected_text_becomes_likelier_from_update_to_update(run):
 
 
 def test_perplexities_are_of_a_random_policy(run):
-    for row in run.rows:
+    for number, row in enumerate(run.rows):
         low, middle, high = (value(row, f"ppl_correction_p{q}") for q in (10, 50, 90))
         assert 1 < low <= middle <= high < math.inf
         assert value(row, "ppl_replaced_p50") > 1
         # mean log-probs: of the rollout servers at temperature 1 for the proposals, of the actor for what was trained on
-        assert abs(math.log(middle) + value(row, "inserted_log_prob")) < 1
+        # (an asynchronous trainer may have had them scored before the last update)
+        recent = [value(r, "inserted_log_prob") for r in run.rows[max(0, number - 1) : number + 1]]
+        assert min(abs(math.log(middle) + log_prob) for log_prob in recent) < 1
 
 
 def test_dumped_rows_are_consistent(run):

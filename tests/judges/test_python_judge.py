@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from judges.driving import SCRIPT
@@ -17,6 +18,8 @@ from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Correction, Evidence, Judge, Review, ReviewRequest, Usage, Verification
 from verl_mintrl.judges.python import PythonJudge, load, load_judge
 from verl_mintrl.metrics import rollout_metrics
+from verl_mintrl.rollout.propose import propose
+from verl_mintrl.trajectory.record import ReviewRecord
 
 REQUEST = ReviewRequest(
     ({"role": "user", "content": "Add 3 + 9 + 5."},),
@@ -377,3 +380,47 @@ def test_judge_errors_keep_their_usage_across_processes():
     error.usage = Usage(1, 2, 3)
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.kind, copy.hint, copy.usage) == ("timeout", "b", Usage(1, 2, 3))
+
+
+async def test_waiting_for_a_turn_is_no_judge_time():
+    """A limit of ours must not be charged to a judge that answers at once."""
+
+    async def slow(request):
+        await asyncio.sleep(0.1)
+
+    judge = GuardedJudge(PythonJudge(slow), timeout=5, concurrency=1)
+    notes = [ReviewRecord(0, True, 1, "kept") for _ in range(8)]
+    await asyncio.gather(*(propose(judge, False, REQUEST, note, None, 0.4) for note in notes))
+    assert {(note.outcome, note.reason) for note in notes} == {("kept", "")}
+    assert all(0.05 < note.judge_seconds < 0.4 for note in notes)
+
+
+async def test_the_deadline_of_a_session_still_counts_what_the_judge_takes():
+    async def slow(request):
+        await asyncio.sleep(0.1 if request.session_id else 5)
+
+    judge = GuardedJudge(PythonJudge(slow), timeout=60, concurrency=1)
+    notes = [ReviewRecord(0, True, 1, "kept") for _ in range(2)]
+    requests = [replace(REQUEST, session_id=i) for i in range(2)]
+    ended = await asyncio.gather(
+        *(propose(judge, False, request, note, None, 0.3) for request, note in zip(requests, notes, strict=True)),
+        return_exceptions=True,
+    )
+    assert [getattr(error, "kind", None) for error in ended] == ["session_timeout", None]
+    assert 0.25 < notes[0].judge_seconds < 1.5 and notes[1].judge_seconds < 0.3
+
+
+async def test_a_judge_that_exits_ends_no_event_loop():
+    async def leave(request):
+        raise SystemExit(3)
+
+    assert (await fails(guarded(leave).review(REQUEST))).kind == "exception"
+
+
+async def test_a_judge_error_of_ones_own_gives_nothing_away():
+    async def tell(request):
+        raise JudgeError(f"gold: {request.privileged}", kind="exception")
+
+    request = replace(REQUEST, privileged="the very long gold answer")
+    error = await fails(guarded(tell).review(request))
+    assert "very long" not in str(error)

@@ -160,3 +160,31 @@ async def test_a_public_dump_is_refused(tmp_path):
     request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
     with pytest.raises(ConfigError, match=r"public_dump: true.*intervention\.judge\.recorded"):
         await RecordedJudge(tmp_path).review(request)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"uid": "u", "sess', "[1, 2]\n", '{"input": "verl", "gts": 1}\n', b"\xff\xfe\x00".decode("latin-1")]
+)
+async def test_a_file_that_is_no_recording_is_refused(tmp_path, content):
+    (tmp_path / "1.jsonl").write_bytes(content.encode("latin-1"))
+    request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
+    with pytest.raises(ConfigError, match=r"1\.jsonl is no file of dumped trajectories.*intervention\.judge\.recorded"):
+        await RecordedJudge(tmp_path).review(request)
+
+
+async def test_an_error_after_a_verdict_stays_an_error(tmp_path):
+    """A correction that came too late in the recorded run is not in time when it is replayed."""
+    request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
+    late = ReviewRecord(
+        1, True, 1, "error", reason="session_timeout", step=1, correction="x", question=question_id(request)
+    )
+    write_jsonl(tmp_path / "1.jsonl", [SessionRecord("u", 0, 1, reviews=[late]).to_dict()])
+    with pytest.raises(JudgeError) as caught:
+        await RecordedJudge(tmp_path).review(request)
+    assert caught.value.kind == "session_timeout"
+
+
+def test_half_a_surrogate_pair_can_be_written(tmp_path):
+    rows = [{"detail": "bad \ud800 char", "text": "\u00e9\U0001f600"}]
+    write_jsonl(tmp_path / "1.jsonl", rows)
+    assert [json.loads(line) for line in (tmp_path / "1.jsonl").read_text(encoding="utf-8").splitlines()] == rows

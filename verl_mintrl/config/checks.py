@@ -9,6 +9,14 @@ from verl_mintrl.errors import ConfigError
 
 NODE = "intervention"
 
+_SECRETS = ("apikey", "accesskey", "accesstoken", "hftoken", "authorization", "bearer", "password", "passwd", "secret")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a config key or a field of a request looks like one that holds a secret."""
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    return plain.endswith(_SECRETS) or plain in ("key", "token")
+
 
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises ConfigError unless ``value`` is one of ``allowed``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
-from verl_mintrl.config.checks import NODE, above, at_least, choice
+from verl_mintrl.config.checks import NODE, above, at_least, choice, is_secret
 from verl_mintrl.errors import ConfigError
 
 
@@ -42,6 +42,8 @@ class RoleConfig:
     max_answer_tokens: Optional[int] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
+        at_least("judge.roles.<role>.temperature", self.temperature, 0, optional=True)
+        at_least("judge.roles.<role>.max_answer_tokens", self.max_answer_tokens, 1, optional=True)
         if self.backend is not None:
             choice("judge.roles.<role>.backend", self.backend, BACKENDS)
         if self.evidence is not None:
@@ -95,7 +97,9 @@ class EndpointConfig:
             # the value itself is not quoted: these are the places where a secret may stand
             try:
                 url = urlsplit(self.base_url)
-                bad = url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc or url.query
+                bad = url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc
+                bad = bad or bool(url.query or url.fragment) or url.port == 0  # reading the port raises for one that is none
+                bad = bad or any(c.isspace() or not c.isprintable() for c in self.base_url)
             except ValueError:
                 bad = True
             if bad:
@@ -114,7 +118,7 @@ class EndpointConfig:
                 hint = homes.get(name, f"drop {key}.extra_body.{name}.")
                 raise ConfigError(f"{key}.extra_body.{name} would change what is asked or how it is read.", hint)
         for name in _keys(self.extra_body):
-            if name.lower().endswith(("api_key", "authorization", "password", "secret")):
+            if is_secret(name):
                 raise ConfigError(
                     f"{key}.extra_body.{name} looks like a secret; the config is written to logs and checkpoints.",
                     f"name an environment variable in {key}.api_key_env.",
@@ -284,6 +288,11 @@ class JudgeConfig:
         above("judge.session_deadline_s", self.session_deadline_s, 0)
         at_least("judge.max_concurrency", self.max_concurrency, 1)
         at_least("judge.max_error_rate", self.max_error_rate, 0)
+        if self.max_error_rate > 1:
+            raise ConfigError(
+                f"{NODE}.judge.max_error_rate is {self.max_error_rate}; expected a share between 0 and 1.",
+                f"change {NODE}.judge.max_error_rate.",
+            )
         at_least("judge.min_calls", self.min_calls, 1)
         if self.backend == "python" and not self.function:
             raise ConfigError(

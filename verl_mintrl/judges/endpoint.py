@@ -22,6 +22,7 @@ from verl_mintrl.judges.breaker import Breaker
 from verl_mintrl.judges.completions import error_summary, read_completion
 from verl_mintrl.judges.prompted import Completion
 from verl_mintrl.judges.protocol import ReviewRequest
+from verl_mintrl.judges.redact import hide, printable
 from verl_mintrl.judges.retry import CallFailed, retry_after, retryable_status, with_retries
 
 MAX_BODY_BYTES = 1 << 20
@@ -129,9 +130,9 @@ class EndpointBackend:
     def _status_failure(self, error: _ErrorStatus, api_key: str, request: ReviewRequest) -> CallFailed:
         code, message = error_summary(error.body)
         for secret in (api_key if self._config.endpoint.api_key_env else "", request.privileged):
-            if secret:
-                code, message = code.replace(secret, "[hidden]"), message.replace(secret, "[hidden]")
-        quoted = ": ".join(part for part in (code, " ".join(message.split())[:_MAX_QUOTED_CHARS]) if part)
+            code, message = hide(code, secret), hide(message, secret)
+        code = printable(code, _MAX_QUOTED_CHARS)
+        quoted = ": ".join(part for part in (code, printable(message, _MAX_QUOTED_CHARS)) if part)
         too_long = error.status in (400, 413, 422) and (
             code in _CONTEXT_CODES or any(words in message.lower() for words in _CONTEXT_WORDS)
         )

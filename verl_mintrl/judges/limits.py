@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.judges.clock import waiting
 from verl_mintrl.judges.parsing import check_correction, check_review, check_verification
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
+from verl_mintrl.judges.redact import hide
 
+_MOST = 600  # characters of an error's message that are kept
 _GRACE_S = 0.3  # a cancelled call may clean up for so long before it is left to itself
 
 _Answer = TypeVar("_Answer", Review, Correction, Verification)
@@ -105,7 +108,9 @@ class GuardedJudge(Judge):
         call: Callable[[], Awaitable[_Answer]],
         check: Callable[[_Answer], _Answer],
     ) -> _Answer:
-        async with self._slots:
+        async with AsyncExitStack() as turn:
+            with waiting():
+                await turn.enter_async_context(self._slots)
             if len(self._abandoned) >= self._concurrency:
                 raise JudgeError(
                     f"{len(self._abandoned)} calls of judge {self.name} were cancelled and still run",
@@ -114,14 +119,15 @@ class GuardedJudge(Judge):
                 )
             if self._limiter is None:
                 return await self._timed(request, call, check)
-            async with self._limiter.slot() as report:
-                try:
-                    answer = await self._timed(request, call, check)
-                except JudgeError as error:
-                    report(error.usage)
-                    raise
-                report(answer.usage)
-                return answer
+            with waiting():
+                report = await turn.enter_async_context(self._limiter.slot())
+            try:
+                answer = await self._timed(request, call, check)
+            except JudgeError as error:
+                report(error.usage)
+                raise
+            report(answer.usage)
+            return answer
 
     async def _timed(
         self, request: ReviewRequest, call: Callable[[], Awaitable[_Answer]], check: Callable[[_Answer], _Answer]
@@ -156,13 +162,20 @@ class GuardedJudge(Judge):
             )
         try:
             return task.result()
-        except (JudgeError, ConfigError):
+        except JudgeError as error:
+            message, hint = (hide(text, request.privileged) for text in (error.message, error.hint))
+            if (message, hint) == (error.message, error.hint):
+                raise
+            silent = JudgeError(message, hint, kind=error.kind)
+            silent.usage = error.usage
+            raise silent from None
+        except ConfigError:
             raise
         except asyncio.CancelledError as error:
             raise JudgeError(f"judge {self.name} cancelled itself", kind="exception") from error
         except Exception as error:
             message = f"judge {self.name} raised {type(error).__name__}: {_message(error)}"
-            raise JudgeError(_redact(message, request), kind="exception") from error
+            raise JudgeError(hide(message, request.privileged)[:_MOST], kind="exception") from error
 
     async def _give_up(self, task: asyncio.Task[Any]) -> None:
         task.add_done_callback(_seen)
@@ -176,7 +189,10 @@ class GuardedJudge(Judge):
 
 
 async def _run(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    return await call()
+    try:
+        return await call()
+    except SystemExit as error:  # would end the event loop
+        raise RuntimeError(f"SystemExit({error.code})") from error
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
@@ -187,10 +203,6 @@ def _seen(task: asyncio.Task[Any]) -> None:
 
 def _message(error: Exception) -> str:
     try:
-        return str(error)[:500]
+        return str(error)
     except Exception:  # a user's exception may have a broken __str__
         return "(its message cannot be read)"
-
-
-def _redact(message: str, request: ReviewRequest) -> str:
-    return message.replace(request.privileged, "[privileged]") if request.privileged else message

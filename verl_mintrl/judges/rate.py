@@ -44,6 +44,10 @@ class _Bucket:
         return max(0.0, (needed - self.level) / self.rate)
 
 
+#: what one answer may cost, in seconds of tokens flowing in
+MOST_DEBT_S = 60.0
+
+
 class Gate:
     """Lets callers in, first come, first served.
 
@@ -99,8 +103,8 @@ class Gate:
         self._queue.pop(ticket, None)
         if self._leases.pop(ticket, None) is not None and self._requests is not None:
             self._requests.level -= requests - 1
-        if self._tokens is not None:
-            self._tokens.level -= tokens
+        if self._tokens is not None:  # a server that reports nonsense must not close the gate for ever
+            self._tokens.level -= min(tokens, self._tokens.rate * MOST_DEBT_S)
 
 
 class ClusterLimiter:

@@ -12,13 +12,17 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, read_jsonl
 
 _KEY = "intervention.judge.recorded"
+# errors that may have come after a verdict, and do not come again by themselves
+_AFTERWARDS = ("session_timeout", "exception")
 _KEPT_STEPS = 2  # sessions of the next step may start while the last of this one run
 
 _Question = tuple[int, int, int, str]  # global step, session, attempt, hash
@@ -60,6 +64,8 @@ class RecordedJudge(Judge):
             JudgeError: unrecorded, or the kind of the recorded error.
         """
         note = await self._note(request)
+        if note.outcome == Outcome.ERROR and note.reason in _AFTERWARDS:
+            raise _error(note.reason, note.detail)
         if note.step is not None:  # also where the correction was of no use; it will be again
             return Review.revise(note.step, note.correction, note.final)
         if note.outcome == Outcome.ERROR:
@@ -102,18 +108,35 @@ class RecordedJudge(Judge):
 
 def _load(path: Path) -> dict[_Question, ReviewRecord]:
     notes: dict[_Question, ReviewRecord] = {}
-    for row in read_jsonl(path) if path.exists() else ():
-        if row.get("public"):
+    for row in _rows(path) if path.exists() else ():
+        if isinstance(row, dict) and row.get("public"):
             raise ConfigError(
                 f"{path} was dumped with intervention.public_dump: true; the answers of its judge are not all in it",
                 f"set {_KEY} to a run with intervention.public_dump: false.",
             )
-        record = SessionRecord.from_dict(row)
+        try:
+            record = SessionRecord.from_dict(row)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise _unreadable(path, error) from error
         for looks in (record.reviews, record.walk):
             for attempt, note in enumerate(looks):
                 note.dropped_ids = []
                 notes.setdefault((record.step, record.session_id, attempt, note.question), note)
     return notes
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    try:
+        yield from read_jsonl(path)
+    except ValueError as error:  # no JSON, or no text
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} is no file of dumped trajectories: {type(error).__name__}: {str(error)[:200]}",
+        f"set {_KEY} to trainer.rollout_data_dir of an earlier run, or its folder trajectories; a file that was cut off is lost.",
+    )
 
 
 def _failure(note: ReviewRecord) -> JudgeError:

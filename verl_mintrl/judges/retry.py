@@ -50,7 +50,7 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
     except ValueError:
         try:
             date = parsedate_to_datetime(value)
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             return None
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
         seconds = (date - (now or datetime.now(UTC))).total_seconds()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +12,7 @@ import torch
 
 from verl_mintrl.config.schema import GateConfig, TokenWeightsConfig
 from verl_mintrl.errors import InterventionError, JudgeError, TrajectoryError
+from verl_mintrl.judges.clock import JudgeClock, running
 from verl_mintrl.judges.protocol import Judge, ReviewRequest, Usage, Verdict
 from verl_mintrl.judges.roles import RolesJudge
 from verl_mintrl.learning.weights import steering_weights
@@ -76,11 +76,11 @@ async def propose(
         JudgeError: a role gave no usable answer.
         InterventionError: the run cannot go on as configured.
     """
-    started = time.monotonic()
     role = "validator"
+    clock = JudgeClock()
     try:
         try:
-            async with asyncio.timeout(left_s) as deadline:
+            async with asyncio.timeout(left_s) as deadline, running(clock, deadline):
                 review = await judge.review(request)
                 spend(note, role, review.usage)
                 if review.verdict is Verdict.KEEP:
@@ -114,7 +114,7 @@ async def propose(
             spend(note, role, getattr(error, "usage", None))
             raise
         finally:
-            note.judge_seconds = time.monotonic() - started  # scoring is the policy's servers' time
+            note.judge_seconds = clock.seconds  # scoring is the policy's servers' time, waiting for a turn nobody's
         role = ""
         try:
             proposal = await prepare(review.step, text, review.final)

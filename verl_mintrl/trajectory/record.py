@@ -164,7 +164,7 @@ class SessionRecord:
             walk=[_silenced(note, self.replaced and note.inserted is not None) for note in self.walk],
             superseded=[_silenced(note, False) for note in self.superseded],
             fatal="the run stopped" if self.fatal else "",
-            walk_error=self.walk_error.split(":")[0],
+            walk_error=self.walk_error.split(":")[0] if ":" in self.walk_error else "",
         )
 
     @classmethod
@@ -185,7 +185,8 @@ def clip_insertions(reviews: Iterable[ReviewRecord], end: int) -> None:
 
 
 def _silenced(note: ReviewRecord, stands: bool) -> ReviewRecord:
-    return replace(note, detail="", correction=note.correction if stands else None)
+    whole = note.inserted is not None and note.inserted[1] - note.inserted[0] == note.inserted_tokens
+    return replace(note, detail="", dropped_ids=[], correction=note.correction if stands and whole else None)
 
 
 def _review(data: dict[str, Any]) -> ReviewRecord:
@@ -198,7 +199,8 @@ def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    # half a surrogate pair in a message, which UTF-8 cannot hold, becomes its JSON escape
+    with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     partial.replace(path)

@@ -1,0 +1,47 @@
+"""What only the judge was shown does not come back in messages, however it is spelled there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_mintrl.judges.redact import hide, printable
+
+SECRET = "line one of the gold answer\nline two: 987654321"
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        SECRET,
+        repr(SECRET),
+        json.dumps(SECRET),
+        SECRET[:30],
+        "\n> ".join(SECRET.split("\n")),
+        SECRET.upper(),
+        SECRET.replace("\n", "\\u000a"),
+        "y" * 480 + SECRET,
+    ],
+)
+def test_a_quotation_is_hidden(quoted):
+    found = hide(f"400: unprocessable input ({quoted}), sorry", SECRET)
+    assert "hidden" in found and "987654321" not in found and "of the gold" not in found.lower()
+
+
+def test_other_messages_stay():
+    assert hide("the server is overloaded", SECRET) == "the server is overloaded"
+    assert hide("expected 42, got 41", "42") == "expected [hidden], got 41"
+    assert hide("anything", "") == "anything"
+
+
+@given(st.text(max_size=60), st.text(min_size=1, max_size=40), st.text(max_size=60))
+def test_never_verbatim(before, secret, after):
+    found = hide(before + secret + after, secret)
+    assert secret not in found.replace("[hidden]", "") or secret in "[hidden: it quotes what only the judge was shown]"
+
+
+def test_a_quoted_message_is_one_printable_line():
+    assert printable("a\nERROR forged\x1b[31m\0 b" + "c" * 99, 20) == "a ERROR forged [31m "

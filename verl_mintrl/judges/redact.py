@@ -1,0 +1,35 @@
+"""Keeps what only the judge was shown out of messages, which end up in logs and dumps. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_WINDOW = 12  # letters and digits in a row that are no coincidence
+_LONGEST = 20_000  # of a message that is looked through
+HIDDEN = "[hidden]"
+
+
+def hide(text: str, secret: str | None) -> str:
+    """``text`` without ``secret``.
+
+    A verbatim copy is replaced. Where the text holds a piece of the secret in another spelling (escaped, wrapped, cut off), all
+    of it is replaced.
+    """
+    if not secret:
+        return text
+    text = text[:_LONGEST].replace(secret, HIDDEN)
+    flat, hidden = _flat(text), _flat(secret)
+    if len(hidden) >= _WINDOW:
+        pieces = {hidden[i : i + _WINDOW] for i in range(len(hidden) - _WINDOW + 1)}
+        if any(flat[i : i + _WINDOW] in pieces for i in range(len(flat) - _WINDOW + 1)):
+            return "[hidden: it quotes what only the judge was shown]"
+    return text
+
+
+def printable(text: str, most: int) -> str:
+    """One line of at most ``most`` characters without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:most]
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"\\[abfnrtv]|\\u[0-9a-f]{4}|[\W_]+", "", text.lower())
