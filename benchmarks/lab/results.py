@@ -95,7 +95,9 @@ class Run:
 
     def at_seconds(self, budget: float) -> float:
         """Validation success at the last look within a time; NaN where no times were kept."""
-        return [math.nan, *(value for update, value in self.curve(SUCCESS) if self.seconds(update) <= budget)][-1]
+        if not math.isfinite(self.seconds()):
+            return math.nan
+        return [value for update, value in self.curve(SUCCESS) if self.seconds(update) <= budget][-1]
 
 
 #: what is kept of every update, and words in the names of what is kept where it was looked at

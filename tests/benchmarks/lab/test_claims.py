@@ -55,6 +55,8 @@ def test_last_best_and_equal_time():
     assert (run.first(), run.best(), run.last()) == (0.1, 0.7, 0.3)
     assert run.seconds() == 4.0 and run.at_seconds(3.9) == 0.7 and run.at_seconds(0) == 0.1
     assert run.mean("val/success", 0.5) == 0.3
+    untimed = Run(run.experiment, [{"update": row["update"], "val/success": row["val/success"]} for row in run.rows])
+    assert math.isnan(untimed.at_seconds(math.inf)), "the first look is no answer"
 
 
 def test_every_claim_is_judged_with_nothing_and_with_everything(tmp_path):
