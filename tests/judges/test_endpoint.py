@@ -272,7 +272,11 @@ async def calls_leave_no_descriptors(server: FaultServer, rounds: int) -> None:
         await asyncio.gather(*(call() for _ in range(32)))
         await asyncio.sleep(0.25)
         counts.append(descriptors())
-    assert counts[-1] <= max(counts[:4]) + 8, counts
+    patience = 40  # a busy machine closes connections late; a leak never does
+    while descriptors() > max(counts[:4]) + 8 and patience:
+        await asyncio.sleep(0.25)
+        patience -= 1
+    assert patience, counts
     await endpoint._reset()
     assert asyncio.get_running_loop() not in endpoint._clients
 
