@@ -17,8 +17,8 @@ class JudgeClock:
         waited: seconds spent waiting for a turn.
     """
 
-    def __init__(self) -> None:
-        self.deadline: asyncio.Timeout | None = None
+    def __init__(self, deadline: asyncio.Timeout) -> None:
+        self.deadline = deadline
         self.waited = 0.0
         self._started = time.monotonic()
 
@@ -32,9 +32,8 @@ _clock: ContextVar[JudgeClock | None] = ContextVar("intervention_judge_clock", d
 
 
 @asynccontextmanager
-async def running(clock: JudgeClock, deadline: asyncio.Timeout) -> AsyncIterator[None]:
-    """The calls made inside are timed by ``clock`` and end at ``deadline``."""
-    clock.deadline = deadline
+async def running(clock: JudgeClock) -> AsyncIterator[None]:
+    """The calls made inside are timed by ``clock``."""
     token = _clock.set(clock)
     try:
         yield
@@ -50,13 +49,12 @@ def waiting() -> Iterator[None]:
         yield
         return
     started = time.monotonic()
-    due = clock.deadline.when() if clock.deadline is not None else None
-    if clock.deadline is not None and due is not None:
-        clock.deadline.reschedule(None)
+    due = clock.deadline.when()
+    clock.deadline.reschedule(None)
     try:
         yield
     finally:
         waited = time.monotonic() - started
         clock.waited += waited
-        if clock.deadline is not None and due is not None:
+        if due is not None:
             clock.deadline.reschedule(due + waited)

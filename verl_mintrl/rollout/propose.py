@@ -77,10 +77,11 @@ async def propose(
         InterventionError: the run cannot go on as configured.
     """
     role = "validator"
-    clock = JudgeClock()
+    deadline = asyncio.timeout(left_s)
+    clock = JudgeClock(deadline)
     try:
         try:
-            async with asyncio.timeout(left_s) as deadline, running(clock, deadline):
+            async with deadline, running(clock):
                 review = await judge.review(request)
                 spend(note, role, review.usage)
                 if review.verdict is Verdict.KEEP:
