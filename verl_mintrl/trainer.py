@@ -211,9 +211,8 @@ class InterventionTrainer(PPOTrainer):
         if not trained:
             mask = self._fetch(batch, "response_mask")["response_mask"]
             padded = mask.to_padded_tensor(0)
-            padded[next(i for i, record in enumerate(records) if record is not None), 0] = (
-                1  # verl leaves padding rows out
-            )
+            real = next(i for i, record in enumerate(records) if record is not None)  # verl leaves padding rows out
+            padded[real, 0] = 1
             batch = self._put(batch, {"response_mask": padded}, mask)
         return batch
 

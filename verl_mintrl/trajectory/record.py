@@ -160,8 +160,8 @@ class SessionRecord:
         """A copy without any text of a judge that is not part of the response."""
         return replace(
             self,
-            reviews=[_silenced(note, note.inserted is not None) for note in self.reviews],
-            walk=[_silenced(note, self.replaced and note.inserted is not None) for note in self.walk],
+            reviews=[_silenced(note, True) for note in self.reviews],
+            walk=[_silenced(note, self.replaced) for note in self.walk],
             superseded=[_silenced(note, False) for note in self.superseded],
             fatal="the run stopped" if self.fatal else "",
             walk_error=self.walk_error.split(":")[0] if ":" in self.walk_error else "",
