@@ -287,11 +287,13 @@ class InterventionTrainer(PPOTrainer):
             if tag.get("is_padding", False):
                 continue
             prompt, response = data["prompts"][i].tolist(), data["responses"][i].tolist()
-            record = SessionRecord.from_dict(_plain(extra[i])[RECORD_KEY])
+            record = _plain(extra[i])[RECORD_KEY]
+            if self.intervention.public_dump:
+                record = SessionRecord.from_dict(record).public().to_dict()
             row = {
                 "key": key,
                 "public": self.intervention.public_dump,
-                **(record.public() if self.intervention.public_dump else record).to_dict(),
+                **record,
                 "reward": data["rm_scores"][i].sum().item(),
                 "prompt": self.tokenizer.decode(prompt, skip_special_tokens=False),
                 "response": self.tokenizer.decode(response, skip_special_tokens=False),
