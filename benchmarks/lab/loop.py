@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,52 +98,52 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
     tokenizer = AutoTokenizer.from_pretrained(policy)
     engine = Engine(model, [tokenizer.eos_token_id], pieces(tokenizer), max_model_len=256)
     chosen = _settings(e, e.preset, e.overrides)
-    sampler = Sampler(engine, tokenizer, chosen.intervention, self_judged=e.self_judged)
-    baseline = BASELINES[e.baseline](sampler, policy) if e.baseline else Baseline(sampler, policy)
-    learner = Learner(
-        model,
-        chosen,
-        e.optimisation,
-        loss=baseline.loss,
-        advantage=baseline.advantage,
-        mark_authors=baseline.mark_authors,
-    )
-    pool = tasks.make_split(e.split, e.pool, seed=0)
-    order = random.Random(e.seed)
-    queue: list[tasks.Problem] = []
-    solved: set[str] = set()
-    if e.warm_up:
-        _warm_up(e, model, engine, tokenizer)
-    yield {"update": 0, **e.examination.everything(sampler)}
-    for update in range(1, e.updates + 1):
-        started, calls = time.monotonic(), engine.calls
-        while len(queue) < e.prompts:
-            queue += order.sample(pool, len(pool))
-        problems, queue = queue[: e.prompts], queue[e.prompts :]
-        samples = baseline.sample(problems, update, e.n)
-        sampled = time.monotonic()
-        metrics = baseline.learn(learner, samples, update)
-        engine.refresh()
-        own = [s for s in samples if not s.record.intervened and not s.record.replaced]
-        solved |= {s.problem.text for s in own if s.reward > 0}
-        row: dict[str, Any] = {
-            "update": update,
-            **metrics,
-            "train/reward": float(np.mean([s.reward for s in samples])) if samples else None,
-            "train/own_success": float(np.mean([s.reward for s in own])) if own else None,
-            "train/solved_share": solved_share(solved, pool),
-            "train/tokens": sum(len(s.row.response_ids) for s in samples),
-            "time/sample": sampled - started,
-            "time/learn": time.monotonic() - sampled,
-            "engine/calls": engine.calls - calls,
-        }
-        if samples and any(s.record.triggered for s in samples):
-            row["books"] = _books(samples)
-        if update == e.updates:
-            row |= e.examination.everything(sampler)
-        elif update % e.validate_every == 0:
-            row |= e.examination.validation(sampler)
-        yield row
+    with closing(Sampler(engine, tokenizer, chosen.intervention, self_judged=e.self_judged)) as sampler:
+        baseline = BASELINES[e.baseline](sampler, policy) if e.baseline else Baseline(sampler, policy)
+        learner = Learner(
+            model,
+            chosen,
+            e.optimisation,
+            loss=baseline.loss,
+            advantage=baseline.advantage,
+            mark_authors=baseline.mark_authors,
+        )
+        pool = tasks.make_split(e.split, e.pool, seed=0)
+        order = random.Random(e.seed)
+        queue: list[tasks.Problem] = []
+        solved: set[str] = set()
+        if e.warm_up:
+            _warm_up(e, model, engine, tokenizer)
+        yield {"update": 0, **e.examination.everything(sampler)}
+        for update in range(1, e.updates + 1):
+            started, calls = time.monotonic(), engine.calls
+            while len(queue) < e.prompts:
+                queue += order.sample(pool, len(pool))
+            problems, queue = queue[: e.prompts], queue[e.prompts :]
+            samples = baseline.sample(problems, update, e.n)
+            sampled = time.monotonic()
+            metrics = baseline.learn(learner, samples, update)
+            engine.refresh()
+            own = [s for s in samples if not s.record.intervened and not s.record.replaced]
+            solved |= {s.problem.text for s in own if s.reward > 0}
+            row: dict[str, Any] = {
+                "update": update,
+                **metrics,
+                "train/reward": float(np.mean([s.reward for s in samples])) if samples else None,
+                "train/own_success": float(np.mean([s.reward for s in own])) if own else None,
+                "train/solved_share": solved_share(solved, pool),
+                "train/tokens": sum(len(s.row.response_ids) for s in samples),
+                "time/sample": sampled - started,
+                "time/learn": time.monotonic() - sampled,
+                "engine/calls": engine.calls - calls,
+            }
+            if samples and any(s.record.triggered for s in samples):
+                row["books"] = _books(samples)
+            if update == e.updates:
+                row |= e.examination.everything(sampler)
+            elif update % e.validate_every == 0:
+                row |= e.examination.validation(sampler)
+            yield row
 
 
 def _settings(e: Experiment, preset: str, overrides: dict[str, Any]) -> Settings:
@@ -152,13 +153,13 @@ def _settings(e: Experiment, preset: str, overrides: dict[str, Any]) -> Settings
 def _warm_up(e: Experiment, model: Any, engine: Engine, tokenizer: Any) -> None:
     """Plain GRPO with an optimiser of its own."""
     plain = _settings(e, "grpo", {})
-    sampler = Sampler(engine, tokenizer, plain.intervention, self_judged=False)
     learner = Learner(model, plain, e.optimisation)
     pool = tasks.make_split(e.warm_up_split, e.pool, seed=0)
     order = random.Random(f"warm-up {e.seed}")
-    for update in range(1, e.warm_up + 1):
-        learner.update(sampler.train_groups(order.sample(pool, e.prompts), update, e.n))
-        engine.refresh()
+    with closing(Sampler(engine, tokenizer, plain.intervention, self_judged=False)) as sampler:
+        for update in range(1, e.warm_up + 1):
+            learner.update(sampler.train_groups(order.sample(pool, e.prompts), update, e.n))
+            engine.refresh()
 
 
 def _books(samples: list[Any]) -> dict[str, float]:

@@ -75,7 +75,12 @@ class Sampler:
         self.end_ids = frozenset([tokenizer.eos_token_id])
         self.schedule = Schedule(config.schedule.stop_after_updates, config.schedule.decay)  # type: ignore[arg-type]
         self.reviewing = self._reviewing(self_judged)
+        self._loop = asyncio.Runner()  # one for all updates: judges hold semaphores, which belong to a loop
         self.group_failure = GroupFailure(config, self.reviewing, RESPONSE_LENGTH)
+
+    def close(self) -> None:
+        """To be called in the end."""
+        self._loop.close()
 
     def decode(self, ids: Sequence[int]) -> str:
         text = "".join([self.pieces[i] for i in ids])
@@ -146,7 +151,11 @@ class Sampler:
                 )
             )
 
-        return asyncio.run(every())
+        samples = self._loop.run(every())
+        # a walk that ends early is no more than a metric in training, where a server may go away; here it is a fault
+        if failed := {s.record.walk_error or s.record.fatal for s in samples} - {""}:
+            raise RuntimeError("; ".join(sorted(failed)))
+        return samples
 
     async def _session(
         self, problem: Problem, sample: dict[str, Any], group: Group, session_id: int, step: int, params: dict[str, Any]

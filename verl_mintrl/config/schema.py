@@ -313,7 +313,13 @@ def parse(node: Mapping[str, Any]) -> InterventionConfig:
     Raises:
         ConfigError: an unknown key (names the nearest known one), a wrong type or a value out of range.
     """
-    raw = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+    try:
+        raw = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+    except OmegaConfBaseException as error:  # an interpolation, e.g. of an environment variable that is not set
+        raise ConfigError(
+            f"{error.full_key} has no value: {str(error.msg).splitlines()[0]}.",
+            f"change {error.full_key}, or set what it refers to.",
+        ) from None
     _refuse_unknown(raw, InterventionConfig(), NODE)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), raw)  # type: ignore[arg-type]
@@ -325,9 +331,13 @@ def parse(node: Mapping[str, Any]) -> InterventionConfig:
     return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
 
-def _refuse_unknown(raw: Any, default: Any, path: str) -> None:
+def _refuse_no_mapping(raw: Any, path: str) -> None:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{path} is {raw!r}; expected a mapping.", f"write {path} as a block of keys.")
+
+
+def _refuse_unknown(raw: Any, default: Any, path: str) -> None:
+    _refuse_no_mapping(raw, path)
     known = {f.name: getattr(default, f.name) for f in fields(default)}
     for key, value in raw.items():
         if key not in known:
@@ -338,3 +348,5 @@ def _refuse_unknown(raw: Any, default: Any, path: str) -> None:
             )
         if is_dataclass(known[key]):
             _refuse_unknown(value, known[key], f"{path}.{key}")
+        elif isinstance(known[key], dict):
+            _refuse_no_mapping(value, f"{path}.{key}")

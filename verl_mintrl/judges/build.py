@@ -61,13 +61,14 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
         elif merged.backend == "recorded":  # verdict, correction and checks come from one record
             key = (merged.backend,)
         if key not in built:
-            judge = _python(config, role, own) if python else _model(merged, around)
+            judge = _python(config, role, own) if python else _model(merged, verifier, around)
             endpoint = merged.backend == "endpoint"
+            threaded = isinstance(judge, PythonJudge) and judge.threaded
             built[key] = GuardedJudge(
                 judge,
                 timeout=config.call_deadline_s + (BACKSTOP_S if endpoint else 0),
                 # a call that waits for a thread would be charged its deadline
-                concurrency=min(config.max_concurrency, THREADS) if python else config.max_concurrency,
+                concurrency=min(config.max_concurrency, THREADS) if threaded else config.max_concurrency,
                 joint=config.joint,
                 control_strings=around.control_strings,
                 limiter=_limiter(config) if endpoint else None,
@@ -92,7 +93,7 @@ def _merged(config: JudgeConfig, own: RoleConfig) -> JudgeConfig:
     return merged
 
 
-def _python(config: JudgeConfig, role: str, own: RoleConfig) -> Judge:
+def _python(config: JudgeConfig, role: str, own: RoleConfig) -> PythonJudge:
     """Functions: ``judge.function`` reviews; ``judge.roles.corrector.function`` and ``...verifier.function`` play these roles."""
     review = own.function if role == "validator" and own.function else config.function
     functions = {"correct": config.roles.corrector.function, "verify": config.roles.verifier.function}
@@ -123,16 +124,22 @@ def prompt_set(config: JudgeConfig, around: Surroundings) -> PromptSet:
     return PromptSet({role: getattr(config.prompts, role) for role in PLACEHOLDERS}, around.control_strings)
 
 
-def _model(config: JudgeConfig, around: Surroundings) -> Judge:
+def _model(config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) -> Judge:
     if config.backend == "recorded":
-        assert config.recorded is not None  # checked by JudgeConfig
-        return RecordedJudge(config.recorded)
+        return _recorded(config, verifier)
     return PromptedJudge(
         _backend(config, around),
         prompt_set(config, around),
         joint=config.joint,
         control_strings=around.control_strings,
     )
+
+
+def _recorded(config: JudgeConfig, verifier: VerifierConfig) -> RecordedJudge:
+    assert config.recorded is not None  # checked by JudgeConfig
+    roles = config.roles
+    seen = {role.evidence or config.evidence for role in (roles.corrector, roles.verifier)}
+    return RecordedJudge(config.recorded, verified=verifier.enabled, informed=seen != {Evidence.NONE.value})
 
 
 def _backend(config: JudgeConfig, around: Surroundings) -> ChatBackend:

@@ -153,6 +153,10 @@ _HINTS = {
     401: f"see that the environment variable named by {_KEY}.api_key_env holds a valid key",
     403: f"see that the key named by {_KEY}.api_key_env may use {_KEY}.model",
     404: f"see {_KEY}.base_url (version included) and {_KEY}.model",
+    **dict.fromkeys(
+        (301, 302, 303, 307, 308),
+        f"write the address it points to in {_KEY}.base_url: a redirect is not followed, for a question holds confidential text",
+    ),
     429: "lower intervention.judge.max_concurrency, or set the limits of intervention.judge.cluster",
 }
 
@@ -228,9 +232,9 @@ def _read_key(variable: str | None) -> str:
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError(
-            f"{_KEY}.api_key_env names the environment variable {variable}, which is "
-            f"{'no printable ASCII' if key else 'not set'}.",
-            "export it on every node before Ray starts, or set the key to null for a server that needs none.",
+            # not quoted: it may be the key itself
+            f"{_KEY}.api_key_env names an environment variable that is {'no printable ASCII' if key else 'not set'}.",
+            "export it on every node before Ray starts, or set api_key_env to null for a server that needs none.",
         )
     return key
 

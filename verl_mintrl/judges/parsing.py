@@ -21,7 +21,7 @@ from typing import Any
 
 from verl_mintrl.errors import JudgeError
 from verl_mintrl.judges.protocol import Correction, Review, ReviewRequest, Verdict, Verification
-from verl_mintrl.judges.text import clean, collapse
+from verl_mintrl.judges.text import clean, collapse, without_blanks
 from verl_mintrl.trajectory.splice import neutralise
 
 MAX_ANSWER_CHARS = 32_768
@@ -106,7 +106,8 @@ def review_from_mapping(
     step = found.get("step")
     if isinstance(step, str) and re.fullmatch(r"[0-9]{1,9}", step.strip()):
         step = int(step)
-    review = Review(verdict, step, found.get("correction"), found.get("final") is True)  # type: ignore[arg-type]
+    final = _boolean(found.get("final")) is True
+    review = Review(verdict, step, found.get("correction"), final)  # type: ignore[arg-type]
     return check_review(review, request, needs_correction=needs_correction, control_strings=control_strings)
 
 
@@ -116,19 +117,23 @@ def verification_from_mapping(found: Mapping[str, Any]) -> Verification:
     Raises:
         JudgeError: unparseable if one is missing or is not a boolean.
     """
-    spelled = {"true": True, "false": False}
     values = []
     for check in _CHECKS:
-        value = found.get(check)
-        if isinstance(value, str):
-            value = spelled.get(value.strip().lower())
-        if not isinstance(value, bool):
+        value = _boolean(found.get(check))
+        if value is None:
             raise JudgeError(
                 f"a verification has no boolean {check!r}", f"answer with {', '.join(_CHECKS)}", kind="unparseable"
             )
         values.append(value)
     agrees, leak_free, plausible = values
     return Verification(agrees, leak_free, plausible)
+
+
+def _boolean(value: object) -> bool | None:
+    """A boolean, or one that was written as a string; None for anything else."""
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower())
+    return value if isinstance(value, bool) else None
 
 
 def check_review(
@@ -213,7 +218,7 @@ def _correction_text(value: object, request: ReviewRequest, step: int, control_s
             kind="too_long",
         )
     text = clean(value or "")
-    visible = collapse(neutralise(text, control_strings).replace("\u200c", "").replace("\u200d", ""))
+    visible = collapse(without_blanks(neutralise(text, control_strings)))
     if not visible:
         raise JudgeError(f"a REVISE of step {step} brings no text to insert", kind="empty_correction")
     replaced = collapse(clean(request.steps[step - 1]))

@@ -63,6 +63,12 @@ class PythonJudge(Judge):
         self._correct = correct
         self._verify = verify
 
+    @property
+    def threaded(self) -> bool:
+        """Whether a function runs in the pool of threads."""
+        functions = (self._function, self._correct, self._verify)
+        return self._in_thread and any(f is not None and not inspect.iscoroutinefunction(f) for f in functions)
+
     async def review(self, request: ReviewRequest) -> Review:
         """Raises :class:`JudgeError` (unparseable and the kinds of :func:`.parsing.check_review`)."""
         answer = await self._run(self._function, request)

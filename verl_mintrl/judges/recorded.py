@@ -39,6 +39,8 @@ class RecordedJudge(Judge):
 
     Args:
         path: ``trainer.rollout_data_dir`` of the recorded run, its folder ``trajectories``, or one file of it.
+        verified: whether a Verifier is asked in this run.
+        informed: whether Corrector or Verifier see evidence in this run, so that leaks are looked for.
 
     Raises:
         ConfigError: there is no recording at ``path``.
@@ -46,7 +48,8 @@ class RecordedJudge(Judge):
 
     name = "recorded"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, verified: bool, informed: bool) -> None:
+        self._verified, self._informed = verified, informed
         path = Path(path).expanduser()
         self._folder = path / "trajectories" if (path / "trajectories").is_dir() else path
         if not self._folder.is_file() and not (self._folder.is_dir() and any(self._folder.glob("*.jsonl"))):
@@ -66,11 +69,24 @@ class RecordedJudge(Judge):
         note = await self._note(request)
         if note.outcome == Outcome.ERROR and note.reason in _AFTERWARDS:
             raise _error(note.reason, note.detail)
+        self._refuse_unchecked(note)
         if note.step is not None:  # also where the correction was of no use; it will be again
             return Review.revise(note.step, note.correction, note.final)
         if note.outcome == Outcome.ERROR:
             raise _error(note.reason, note.detail)
         return Review.keep()
+
+    def _refuse_unchecked(self, note: ReviewRecord) -> None:
+        """What was rejected must not be inserted because the check that rejected it is off now."""
+        if note.outcome != Outcome.REJECTED:
+            return
+        checked = note.checks is None or self._verified or all(note.checks.values())
+        if not checked or (note.reason == "leak" and not self._informed):
+            raise _error(
+                "unrecorded",
+                f"the recorded correction was rejected ({note.reason}) by a check that is off in this run; replay it with "
+                "intervention.verifier and the evidence it had",
+            )
 
     async def correct(self, request: ReviewRequest, step: int) -> Correction:
         """Raises :class:`JudgeError`, the recorded one: a correction that was made comes with its verdict."""
@@ -120,6 +136,8 @@ def _load(path: Path) -> dict[_Question, ReviewRecord]:
             raise _unreadable(path, error) from error
         for looks in (record.reviews, record.walk):
             for attempt, note in enumerate(looks):
+                if note.outcome not in tuple(Outcome):
+                    raise _unreadable(path, ValueError(f"a review has the outcome {note.outcome!r}"))
                 note.dropped_ids = []
                 notes.setdefault((record.step, record.session_id, attempt, note.question), note)
     return notes

@@ -12,6 +12,12 @@ _HIDDEN = re.compile(
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
+#: Characters that are shown as nothing: Unicode's Default_Ignorable_Code_Point, and the empty Braille pattern.
+_BLANK = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
 #: Openers, closers and whole strings that some chat template gives a meaning to. [inf] The list covers the families in
 #: use (ChatML, Llama, Mistral, Gemma, DeepSeek, GLM, T5). A tokenizer's own special tokens are passed in; tags that are
 #: part of an answer's form (``<answer>``, ``<tool_call>``) stay, for a correction must be able to imitate them.
@@ -28,6 +34,11 @@ def clean(text: str) -> str:
     return _HIDDEN.sub(
         "", text.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n").replace("\u2029", "\n")
     )
+
+
+def without_blanks(text: str) -> str:
+    """``text`` without characters that are shown as nothing: what a reader would see of it."""
+    return _BLANK.sub("", text)
 
 
 def collapse(text: str) -> str:

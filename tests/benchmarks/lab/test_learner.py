@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +25,8 @@ def sampled(tiny_policy, preset="mintrl_const"):
     chosen = settings(preset, overrides, prompts=2, n=4)
     engine = Engine(model, [tokenizer.eos_token_id], pieces(tokenizer), max_model_len=256)
     torch.manual_seed(0)
-    sampler = Sampler(engine, tokenizer, chosen.intervention, self_judged=False)
-    samples = sampler.train_groups(tasks.make_split("train", 2, 0), 1, 4)
+    with closing(Sampler(engine, tokenizer, chosen.intervention, self_judged=False)) as sampler:
+        samples = sampler.train_groups(tasks.make_split("train", 2, 0), 1, 4)
     for number, sample in enumerate(samples):
         sample.row.reward_score = float(number % 3 == 0)
     return model, chosen, samples

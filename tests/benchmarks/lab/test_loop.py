@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from lab.arms import ARMS
@@ -47,3 +48,21 @@ def test_interventions_reach_the_rows(tiny_policy, tmp_path):
     assert row["intervention/sessions_intervened"] > 0
     assert 0 < row["intervention/inserted_token_share"] < 1
     assert row["actor/regression/drift_abs_min"] == 0, "the log-probs are those of the policy that sampled"
+
+
+@pytest.mark.parametrize("name", ["mintrl_const", "rti"])
+def test_judges_with_fewer_places_than_sessions_are_asked_in_every_update(tiny_policy, tmp_path, name):
+    few = experiment(name)
+    few = replace(few, overrides={**few.overrides, "intervention.judge.max_concurrency": 1})
+    for row in rows(run(few, tiny_policy, tmp_path))[2:]:
+        assert row["intervention/judge_calls"] > 1
+        assert row.get("intervention/walks_failed", 0) == row["intervention/reviews_failed"] == 0
+
+
+def test_a_walk_that_fails_ends_the_run(tiny_policy, tmp_path, monkeypatch):
+    async def gone(*_, **__):
+        raise ConnectionError("server gone")
+
+    monkeypatch.setattr("verl_mintrl.judges.roles.RolesJudge.review", gone)
+    with pytest.raises(RuntimeError, match="server gone"):
+        run(experiment("rti"), tiny_policy, tmp_path)
