@@ -30,6 +30,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_mintrl.config.validate import LOSS_MODE, check_columns, check_dataset, validate
 from verl_mintrl.errors import InterventionError
+from verl_mintrl.judges.build import check_sources
 from verl_mintrl.learning.loss import finish_metrics
 from verl_mintrl.learning.targets import Rows, Targets, build_targets
 from verl_mintrl.manifest import Manifest
@@ -57,6 +58,8 @@ class InterventionTrainer(PPOTrainer):
 
     def __init__(self, config: Any) -> None:
         self.intervention = validate(config)
+        if self.intervention.trigger != "never":
+            check_sources(self.intervention.judge, self.intervention.verifier)
         self._judge_calls, self._judge_errors = 0, Counter[str]()
         self.regression = config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
         super().__init__(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from composed import compose_recipe
+from composed import changed, compose_recipe
 
 from verl_mintrl.config.validate import LOSS_MODE, findings, validate
 
@@ -57,16 +57,15 @@ ESTIMATORS = {"control": 4, "grpo": 0}
     list(itertools.product(TRIGGERS, ESTIMATORS, OBJECTIVES, ["ones", "steering"])),
 )
 def test_any_mix_is_a_config(trigger, estimator, objective, weights):
-    overrides = {
-        "intervention": OBJECTIVES[objective],
+    changes = {
         "intervention.trigger": trigger,
         "intervention.control.size": ESTIMATORS[estimator],
         "intervention.advantage.estimator": estimator,
         "intervention.token_weights.mode": weights,
         "intervention.judge.backend": "policy",
-        "intervention.judge.joint": "false",
+        "intervention.judge.joint": False,
     }
-    config = compose_recipe("grpo", *(f"{key}={value}" for key, value in overrides.items()))
+    config = changed(compose_recipe("grpo", f"intervention={OBJECTIVES[objective]}"), changes)
     node = validate(config)
     assert (node.trigger, node.advantage.estimator, node.token_weights.mode) == (trigger, estimator, weights)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == objective

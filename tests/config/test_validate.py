@@ -361,6 +361,8 @@ VALUES = {
     "schedule.decay=linear": "intervention.schedule.stop_after_updates",
     "schedule.decay=exp": "none, linear, cosine",
     "judge=python": "expected a mapping",
+    "judge.endpoint.extra_body=[a]": "intervention.judge.endpoint.extra_body is ['a']; expected a mapping",
+    "judge.endpoint.model=${oc.env:NO_SUCH_VARIABLE}": "judge.endpoint.model has no value",
     "review.every_steps=0": ">= 1",
     "judge.roles.corrector.backend=teachr": "python, policy",
     "judge.roles.verifier.evidence=answer": "none, outcome",

@@ -148,8 +148,11 @@ def test_key_without_its_variable_is_refused_at_the_start(monkeypatch: pytest.Mo
         monkeypatch.delenv("JUDGE_KEY", raising=False)
         if value is not None:
             monkeypatch.setenv("JUDGE_KEY", value)
-        with pytest.raises(ConfigError, match=r"endpoint.api_key_env names the environment variable JUDGE_KEY"):
+        with pytest.raises(
+            ConfigError, match=r"endpoint.api_key_env names an environment variable that is no"
+        ) as caught:
             build(config)
+        assert "JUDGE_KEY" not in str(caught.value), "it may be the key itself"
 
 
 async def test_no_other_key_is_sent(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +169,7 @@ async def test_redirects_are_not_followed(server: FaultServer) -> None:
             await call.send(b"", 307, {"location": f"{other.url}/chat/completions"})
 
         server.behaviour = redirect
-        with pytest.raises(JudgeError, match="307"):
+        with pytest.raises(JudgeError, match=r"307.*points to in intervention\.judge\.endpoint\.base_url"):
             await ask(EndpointBackend(endpoint_config(server.url)))
         assert other.calls == []
 

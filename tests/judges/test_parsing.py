@@ -143,6 +143,10 @@ REFUSED = {
     "no correction": ('{"verdict": "revise", "step": 2}', "empty_correction"),
     "correction null": ('{"verdict": "revise", "step": 2, "correction": null}', "empty_correction"),
     "correction empty": ('{"verdict": "revise", "step": 2, "correction": ""}', "empty_correction"),
+    "correction fillers": (
+        '{"verdict": "revise", "step": 2, "correction": "\u3164\u2800 \ufe0f\uffa0"}',
+        "empty_correction",
+    ),
     "correction blank": (r'{"verdict": "revise", "step": 2, "correction": " \n\t\u00a0"}', "empty_correction"),
     "correction invisible": (
         r'{"verdict": "revise", "step": 2, "correction": "\u200b\u202e\u0000\u200d"}',
@@ -272,3 +276,11 @@ def test_errors_hold_nothing_of_the_answer():
             parse_review(text, REQUEST, joint=True)
         assert "SECRET" not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
     assert "SECRET" not in repr(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("written", "final"), [("true", True), ('"true"', True), ('"False"', False), ('"yes"', False), ("1", False)]
+)
+def test_a_final_answer_is_said_with_a_boolean_or_its_name(written: str, final: bool) -> None:
+    answer = f'{{"verdict": "revise", "step": 2, "correction": "x", "final": {written}}}'
+    assert parse_review(answer, REQUEST, joint=True).final is final

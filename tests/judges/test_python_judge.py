@@ -16,7 +16,7 @@ from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges import python
 from verl_mintrl.judges.limits import GuardedJudge
 from verl_mintrl.judges.protocol import Correction, Evidence, Judge, Review, ReviewRequest, Usage, Verification
-from verl_mintrl.judges.python import PythonJudge, load, load_judge
+from verl_mintrl.judges.python import PythonJudge, load
 from verl_mintrl.metrics import rollout_metrics
 from verl_mintrl.rollout.propose import propose
 from verl_mintrl.trajectory.record import ReviewRecord
@@ -325,7 +325,7 @@ async def test_correct():
 
 
 async def test_verify():
-    with pytest.raises(ConfigError, match=r"no `verify` function.*intervention\.judge\.function"):
+    with pytest.raises(ConfigError, match=r"no `verify` function.*intervention\.judge\.roles\.verifier\.function"):
         await guarded(lambda request: None).verify(REQUEST, 2, "x")
     for answer in (Verification(True, False, True), {"agrees": True, "leak_free": False, "plausible": True}):
         judge = guarded(lambda request: None, verify=lambda request, step, text, answer=answer: answer)
@@ -336,7 +336,7 @@ async def test_verify():
         assert (await fails(judge.verify(REQUEST, 2, "x"))).kind == "unparseable"
 
 
-async def test_load(tmp_path):
+def test_load(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\n"
@@ -345,8 +345,6 @@ async def test_load(tmp_path):
     )
     assert load(f"{path}:review") is load(f"{path}:review")
     assert load("verl_mintrl.judges.arithmetic:review").__name__ == "review"
-    judge = load_judge({"review": f"{path}:review", "verify": f"{path}:verify"})
-    assert (await judge.verify(REQUEST, 1, "x")).accepted
     (tmp_path / "broken.py").write_text("1 / 0")
     for spec, expected in (
         ("nothing", "package.module:function"),
@@ -359,10 +357,8 @@ async def test_load(tmp_path):
         (f"{path}:number", "of type int"),
     ):
         with pytest.raises(ConfigError) as caught:
-            load(spec)
-        assert expected in str(caught.value) and "intervention.judge.function" in str(caught.value)
-    with pytest.raises(ConfigError, match="`review` is needed"):
-        load_judge({"verify": f"{path}:verify"})
+            load(spec, "intervention.judge.roles.verifier.function")
+        assert expected in str(caught.value) and "intervention.judge.roles.verifier.function" in str(caught.value)
 
 
 def test_limits_are_checked():

@@ -119,7 +119,9 @@ async def test_old_recordings_load_and_answer_nothing(tmp_path: Path) -> None:
     row = {**SessionRecord("u", 0, 1).to_dict(), "reviews": [note], "response": "..."}
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(JudgeError) as caught:
-        await RecordedJudge(tmp_path).review(ReviewRequest((), ("a",), False, global_step=1))
+        await RecordedJudge(tmp_path, verified=True, informed=True).review(
+            ReviewRequest((), ("a",), False, global_step=1)
+        )
     assert caught.value.kind == "unrecorded"
 
 
@@ -135,7 +137,7 @@ async def test_roles_of_a_walk_are_replayed(tmp_path: Path) -> None:
     for request, note in zip(requests, walk, strict=True):
         note.question = question_id(request)
     write_jsonl(tmp_path / "7.jsonl", [SessionRecord("u", 0, 7, walk=walk).to_dict()])
-    judge = RecordedJudge(tmp_path)
+    judge = RecordedJudge(tmp_path, verified=True, informed=True)
     reviews = [await judge.review(request) for request in requests]
     assert [(r.step, r.correction) for r in reviews] == [(1, "x"), (2, None), (3, "y"), (None, None)]
     assert asdict(await judge.verify(requests[0], 1, "x")).items() >= CHECKS.items()
@@ -149,6 +151,38 @@ async def test_roles_of_a_walk_are_replayed(tmp_path: Path) -> None:
         assert caught.value.kind == kind and caught.value.usage.calls == 0
 
 
+@pytest.mark.parametrize(
+    ("note", "refused_by"),
+    [
+        ({"reason": "leak"}, {"informed": False}),
+        ({"reason": "leak", "checks": {**CHECKS, "leak_free": False}}, {"verified": False}),
+        ({"reason": "implausible", "checks": {**CHECKS, "plausible": False}}, {"verified": False}),
+        ({"reason": "perplexity", "checks": dict.fromkeys(CHECKS, True)}, None),
+        ({"reason": "max_insertions"}, None),
+    ],
+)
+async def test_what_was_rejected_is_not_inserted_where_its_check_is_off(tmp_path, note, refused_by):
+    request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
+    record = ReviewRecord(1, True, 1, "rejected", step=1, correction="x", question=question_id(request), **note)
+    write_jsonl(tmp_path / "1.jsonl", [SessionRecord("u", 0, 1, reviews=[record]).to_dict()])
+    for off in ({"verified": False}, {"informed": False}, {}):
+        judge = RecordedJudge(tmp_path, **{"verified": True, "informed": True, **off})
+        if off and off == refused_by:
+            with pytest.raises(JudgeError, match=r"check that is off in this run.*intervention\.verifier") as caught:
+                await judge.review(request)
+            assert caught.value.kind == "unrecorded"
+        else:
+            assert (await judge.review(request)).correction == "x"
+
+
+async def test_an_unknown_outcome_is_no_keep(tmp_path):
+    record = SessionRecord("u", 0, 1, reviews=[ReviewRecord(1, True, 1, "revised")])
+    write_jsonl(tmp_path / "1.jsonl", [record.to_dict()])
+    request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
+    with pytest.raises(ConfigError, match=r"the outcome 'revised'"):
+        await RecordedJudge(tmp_path, verified=True, informed=True).review(request)
+
+
 def test_missing_recording_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match=r"intervention\.judge\.recorded"):
@@ -159,7 +193,7 @@ async def test_a_public_dump_is_refused(tmp_path):
     write_jsonl(tmp_path / "1.jsonl", [PUBLIC])
     request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
     with pytest.raises(ConfigError, match=r"public_dump: true.*intervention\.judge\.recorded"):
-        await RecordedJudge(tmp_path).review(request)
+        await RecordedJudge(tmp_path, verified=True, informed=True).review(request)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +203,7 @@ async def test_a_file_that_is_no_recording_is_refused(tmp_path, content):
     (tmp_path / "1.jsonl").write_bytes(content.encode("latin-1"))
     request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
     with pytest.raises(ConfigError, match=r"1\.jsonl is no file of dumped trajectories.*intervention\.judge\.recorded"):
-        await RecordedJudge(tmp_path).review(request)
+        await RecordedJudge(tmp_path, verified=True, informed=True).review(request)
 
 
 async def test_an_error_after_a_verdict_stays_an_error(tmp_path):
@@ -180,7 +214,7 @@ async def test_an_error_after_a_verdict_stays_an_error(tmp_path):
     )
     write_jsonl(tmp_path / "1.jsonl", [SessionRecord("u", 0, 1, reviews=[late]).to_dict()])
     with pytest.raises(JudgeError) as caught:
-        await RecordedJudge(tmp_path).review(request)
+        await RecordedJudge(tmp_path, verified=True, informed=True).review(request)
     assert caught.value.kind == "session_timeout"
 
 

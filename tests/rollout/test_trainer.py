@@ -407,6 +407,36 @@ def test_a_bad_config_is_refused_before_anything_starts(config, queue):
         InterventionTrainerSync(config({"algorithm.use_kl_in_reward": True}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"function": "no_such_module:review"}, r"intervention\.judge\.function: cannot import no_such_module"),
+        ({"prompts.validator": "no_such_file.txt"}, r"intervention\.judge\.prompts\.validator: cannot read"),
+        (
+            {"joint": False, "roles.corrector.function": "a.py:f"},
+            r"judge\.roles\.corrector\.function: there is no file",
+        ),
+        ({"backend": "recorded", "recorded": "no_such_run"}, r"intervention\.judge\.recorded: there are no"),
+        (
+            {
+                "backend": "endpoint",
+                "endpoint.base_url": "http://127.0.0.1:1/v1",
+                "endpoint.model": "m",
+                "endpoint.api_key_env": "NO_SUCH_VARIABLE",
+            },
+            r"intervention\.judge\.endpoint\.api_key_env names an environment variable that is not set",
+        ),
+    ],
+)
+def test_a_judge_that_no_worker_could_build_is_refused_before_anything_starts(config, queue, changes, said):
+    from verl_mintrl.trainer import InterventionTrainerSync
+
+    changes = {f"intervention.judge.{key}": value for key, value in changes.items()}
+    with pytest.raises(ConfigError, match=said):
+        InterventionTrainerSync(config(changes))
+    InterventionTrainerSync(config({**changes, "intervention.trigger": "never"}))
+
+
 def test_a_bad_dataset_is_refused(config, queue, characters, tmp_path):
     import pandas
     from transformers import AutoTokenizer

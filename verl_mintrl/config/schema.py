@@ -316,9 +316,9 @@ def parse(node: Mapping[str, Any]) -> InterventionConfig:
     try:
         raw = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
     except OmegaConfBaseException as error:  # an interpolation, e.g. of an environment variable that is not set
+        key = f"{NODE}.{str(error.full_key).removeprefix(f'{NODE}.')}"
         raise ConfigError(
-            f"{error.full_key} has no value: {str(error.msg).splitlines()[0]}.",
-            f"change {error.full_key}, or set what it refers to.",
+            f"{key} has no value: {str(error.msg).splitlines()[0]}.", f"change {key}, or set what it refers to."
         ) from None
     _refuse_unknown(raw, InterventionConfig(), NODE)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -84,6 +84,24 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
     )
 
 
+def check_sources(config: JudgeConfig, verifier: VerifierConfig) -> None:
+    """Find out before anything starts what workers would find out when they build the judge.
+
+    Raises:
+        ConfigError: a function, a template, a recording or the key of an endpoint is missing or broken.
+    """
+    PromptSet(_prompt_paths(config))
+    for role in fields(config.roles):
+        own = getattr(config.roles, role.name)
+        merged = _merged(config, own)
+        if merged.backend == "python":
+            _python(config, role.name, own)
+        elif merged.backend == "recorded":
+            _recorded(config, verifier)
+        elif merged.backend == "endpoint":
+            EndpointBackend(merged)
+
+
 def _merged(config: JudgeConfig, own: RoleConfig) -> JudgeConfig:
     """``intervention.judge`` with what the role has of its own."""
     merged = copy.copy(config)  # not made anew: its checks are about all roles together
@@ -95,13 +113,20 @@ def _merged(config: JudgeConfig, own: RoleConfig) -> JudgeConfig:
 
 def _python(config: JudgeConfig, role: str, own: RoleConfig) -> PythonJudge:
     """Functions: ``judge.function`` reviews; ``judge.roles.corrector.function`` and ``...verifier.function`` play these roles."""
-    review = own.function if role == "validator" and own.function else config.function
-    functions = {"correct": config.roles.corrector.function, "verify": config.roles.verifier.function}
+    roles = config.roles
+    review, key = config.function, "intervention.judge.function"
+    if role == "validator" and own.function:
+        review, key = own.function, "intervention.judge.roles.validator.function"
+
+    def of_role(name: str) -> Callable[..., Any] | None:
+        function = getattr(roles, name).function
+        return load(function, f"intervention.judge.roles.{name}.function") if function else None
+
     return PythonJudge(
-        load(review) if review else _no_review,
+        load(review, key) if review else _no_review,
         joint=config.joint,
-        correct=load(functions["correct"]) if functions["correct"] else None,
-        verify=load(functions["verify"]) if functions["verify"] else None,
+        correct=of_role("corrector"),
+        verify=of_role("verifier"),
     )
 
 
@@ -121,7 +146,11 @@ def _limiter(config: JudgeConfig) -> ClusterLimiter | None:
 
 def prompt_set(config: JudgeConfig, around: Surroundings) -> PromptSet:
     """The configured prompts of all roles."""
-    return PromptSet({role: getattr(config.prompts, role) for role in PLACEHOLDERS}, around.control_strings)
+    return PromptSet(_prompt_paths(config), around.control_strings)
+
+
+def _prompt_paths(config: JudgeConfig) -> dict[str, str | None]:
+    return {role: getattr(config.prompts, role) for role in PLACEHOLDERS}
 
 
 def _model(config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) -> Judge:

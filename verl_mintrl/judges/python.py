@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 THREADS = 8
 _KEY = "intervention.judge.function"
-_ROLES = ("review", "correct", "verify")
 
 
 class PythonJudge(Judge):
@@ -96,7 +95,7 @@ class PythonJudge(Judge):
                 seen = "keeps every step" if review.step is None else f"only names step {review.step}"
                 raise JudgeError(
                     f"judge {self.name} was asked to correct step {step}, but it {seen}",
-                    f"give {_KEY} a `correct` function beside `review`",
+                    "set intervention.judge.roles.corrector.function",
                     kind="step_range",
                 )
             return Correction(review.correction, review.usage)
@@ -113,7 +112,7 @@ class PythonJudge(Judge):
         if self._verify is None:
             raise ConfigError(
                 f"judge {self.name} has no `verify` function, and nothing is accepted unseen",
-                f"give {_KEY} as a mapping with `review` and `verify`, or turn the verifier off",
+                "set intervention.judge.roles.verifier.function, or intervention.verifier.enabled: false",
             )
         answer = await self._run(self._verify, request, step, correction)
         usage = Usage(calls=1)
@@ -136,77 +135,58 @@ class PythonJudge(Judge):
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def load(spec: str) -> Callable[..., Any]:
+def load(spec: str, key: str = _KEY) -> Callable[..., Any]:
     """The function named by ``package.module:function`` or ``path/to/file.py:function``.
+
+    Args:
+        key: config key that ``spec`` is the value of.
 
     Raises:
         ConfigError: malformed name, missing file, module that cannot be imported, missing or uncallable function.
     """
     location, _, name = spec.rpartition(":") if isinstance(spec, str) else ("", "", "")
     if not location or not name:
-        raise ConfigError(f"{_KEY} is {spec!r}", "write package.module:function or path/to/file.py:function")
-    module = _load_file(location) if location.endswith(".py") else _load_module(location)
+        raise ConfigError(f"{key} is {spec!r}", "write package.module:function or path/to/file.py:function")
+    module = _load_file(location, key) if location.endswith(".py") else _load_module(location, key)
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
             functions = inspect.getmembers(module, inspect.isfunction)
             known = [key for key, value in functions if value.__module__ == module.__name__]
-            raise ConfigError(
-                f"{_KEY}: {location} has no {name}", f"functions there: {', '.join(known[:20]) or 'none'}"
-            )
+            raise ConfigError(f"{key}: {location} has no {name}", f"functions there: {', '.join(known[:20]) or 'none'}")
         target = getattr(target, part)
     if not callable(target):
-        raise ConfigError(f"{_KEY}: {spec} is of type {type(target).__name__}", "name a function of one ReviewRequest")
+        raise ConfigError(f"{key}: {spec} is of type {type(target).__name__}", "name a function of one ReviewRequest")
     return target
 
 
-def load_judge(spec: str | Mapping[str, str], name: str = "python", in_thread: bool = True) -> PythonJudge:
-    """The judge behind ``intervention.judge.function``: one name, or a mapping of review, correct and verify to names.
-
-    Raises:
-        ConfigError: as :func:`load`; unknown role or no review function.
-    """
-    names = {"review": spec} if isinstance(spec, str) else dict(spec)
-    if "review" not in names or set(names) - set(_ROLES):
-        raise ConfigError(
-            f"{_KEY} has the entries {', '.join(sorted(names)) or 'none'}",
-            "`review` is needed; `correct`, `verify` may be",
-        )
-    functions = {role: load(target) for role, target in names.items()}
-    return PythonJudge(
-        functions["review"], name, in_thread, correct=functions.get("correct"), verify=functions.get("verify")
-    )
-
-
-def _load_module(name: str) -> Any:
+def _load_module(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
         raise ConfigError(
-            f"{_KEY}: cannot import {name}: {type(error).__name__}: {error}",
+            f"{key}: cannot import {name}: {type(error).__name__}: {error}",
             "the module must be importable on every node (PYTHONPATH), or be given as path/to/file.py",
         ) from error
 
 
-def _load_file(location: str) -> Any:
+def _load_file(location: str, key: str) -> Any:
     path = Path(location).expanduser().resolve()
     if not path.is_file():
-        raise ConfigError(
-            f"{_KEY}: there is no file {path}", "relative paths start at the working directory of the run"
-        )
+        raise ConfigError(f"{key}: there is no file {path}", "relative paths start at the working directory of the run")
     name = f"verl_mintrl_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{_KEY}: {path} is no Python file", "name a .py file")
+        raise ConfigError(f"{key}: {path} is no Python file", "name a .py file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{_KEY}: {path} raised {type(error).__name__}: {error}", "run the file by itself") from error
+        raise ConfigError(f"{key}: {path} raised {type(error).__name__}: {error}", "run the file by itself") from error
     return module
 
 

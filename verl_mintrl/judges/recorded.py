@@ -80,8 +80,9 @@ class RecordedJudge(Judge):
         """What was rejected must not be inserted because the check that rejected it is off now."""
         if note.outcome != Outcome.REJECTED:
             return
-        checked = note.checks is None or self._verified or all(note.checks.values())
-        if not checked or (note.reason == "leak" and not self._informed):
+        by_verifier = note.checks is not None and not all(note.checks.values())
+        by_leak_check = note.checks is None and note.reason == "leak"
+        if (by_verifier and not self._verified) or (by_leak_check and not self._informed):
             raise _error(
                 "unrecorded",
                 f"the recorded correction was rejected ({note.reason}) by a check that is off in this run; replay it with "

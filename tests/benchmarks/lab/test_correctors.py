@@ -9,7 +9,7 @@ from lab.corpus import Flaws, write_solution
 from lab.correctors import CORRECTORS, EXACT, LEAKING, NOISY, SYSTEMATIC, VERBOSE, Corrector
 
 from verl_mintrl.judges.protocol import Review, ReviewRequest, Verdict
-from verl_mintrl.judges.python import load_judge
+from verl_mintrl.judges.python import PythonJudge, load
 
 TERMS = (3, 8, 7, 9)
 RIGHT = ("03b8=11\n", "11c7=18\n", "18d9=27\n", "#27")
@@ -133,8 +133,8 @@ def test_verifying() -> None:
 
 @pytest.mark.parametrize("name", CORRECTORS)
 async def test_a_configuration_names_them(name: str) -> None:
-    spec = {role: f"lab.correctors:{name.upper()}.{role}" for role in ("review", "correct", "verify")}
-    judge = load_judge(spec, in_thread=False)
+    roles = {role: load(f"lab.correctors:{name.upper()}.{role}") for role in ("review", "correct", "verify")}
+    judge = PythonJudge(roles["review"], in_thread=False, correct=roles["correct"], verify=roles["verify"])
     for terms, steps in flawed(40, 3, Flaws()):
         review = await judge.review(ask(steps, terms))
         if review.step is not None:
