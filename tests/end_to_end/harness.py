@@ -52,7 +52,7 @@ def train(
     folder: Path,
     overrides: dict[str, object],
     recipe: str = "grpo",
-    timeout: float = 600,
+    timeout: float = 1200,
     environment: dict[str, str] | None = None,
     check: bool = True,
     kill_when: Callable[[], bool] | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,17 +14,6 @@ from adapters import END, PROMPT_LENGTH, RESPONSE_LENGTH, SCRIPT, N, Rewards, Ro
 from composed import changed, compose_recipe
 from omegaconf import DictConfig, OmegaConf
 from scripted import follow
-
-
-@pytest.fixture(scope="session")
-def ray_started() -> Iterator[None]:
-    """Ray of this process alone."""
-    import ray
-
-    os.environ["RAY_worker_niceness"] = "0"  # its workers give way to every other process otherwise, and deadlines pass
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="session")
