@@ -249,20 +249,41 @@ def check(trajectory: Trajectory, row: dict[str, Any], record: SessionRecord, to
         raise Inconsistent("a column of the row has another length")
 
 
-def run(tokenizer: Any, lengths: Sequence[int], repeats: int, seed: int) -> dict[str, dict[int, list[Cost]]]:
-    """Costs by review mode and length; lengths take turns, so that a busy moment does not hit one of them alone."""
+def loop_pass() -> float:
+    """Seconds of one pass of a plain loop: how fast this machine is right now."""
+    passes, total = 1_000_000, 0
+    started = time.process_time()
+    for i in range(passes):
+        total += i
+    return (time.process_time() - started) / passes
+
+
+def run(
+    tokenizer: Any, lengths: Sequence[int], repeats: int, seed: int
+) -> tuple[dict[str, dict[int, list[Cost]]], list[float]]:
+    """Costs by review mode and length, and the seconds of a loop pass in between.
+
+    Lengths take turns, so that a busy moment does not hit one of them alone.
+    """
     written = Written.draw(tokenizer, 2 * max(lengths), seed)  # some of it is replaced
     measure(tokenizer, written, min(lengths), MODES["every 512 tokens"], seed)  # imports, caches
     found: dict[str, dict[int, list[Cost]]] = {mode: {n: [] for n in lengths} for mode in MODES}
+    passes = []
     for _ in range(repeats):
         for mode, review in MODES.items():
+            passes.append(loop_pass())
             for tokens in lengths:
                 found[mode][tokens].append(measure(tokenizer, written, tokens, review, seed))
-    return found
+    return found, passes
 
 
-def lines(found: dict[str, dict[int, list[Cost]]]) -> list[str]:
-    """The table, and what it says about growth."""
+def lines(found: dict[str, dict[int, list[Cost]]], passes: list[float]) -> list[str]:
+    """The table, and what it says about growth.
+
+    Args:
+        passes: seconds of a loop pass, measured in between.
+    """
+    loop_us = 1e6 * statistics.median(passes)
     rows, ends = [], []
     for mode, by_length in found.items():
         medians = {}
@@ -282,6 +303,7 @@ def lines(found: dict[str, dict[int, list[Cost]]]) -> list[str]:
                     part("tokenizer"),
                     part("row"),
                     f"{statistics.median(per_token) / TARGET_US:.2f}",
+                    f"{statistics.median(per_token) / loop_us:.0f}",
                 ]
             )
         lengths = sorted(medians)
@@ -291,8 +313,18 @@ def lines(found: dict[str, dict[int, list[Cost]]]) -> list[str]:
             ratio = medians[last] / medians[before] / (last / before)
             growth += f"; cost({last}) / cost({before}) / {last // before} = {ratio:.3f}"
         ends.append(growth)
-    head = ["review", "tokens", "interventions", "us per token (range)", "tokenizer", "row", f"of {TARGET_US:g} us"]
-    return [*table.columns(head, rows), "", *ends]
+    head = [
+        "review",
+        "tokens",
+        "interventions",
+        "us per token (range)",
+        "tokenizer",
+        "row",
+        f"of {TARGET_US:g} us",
+        "passes",
+    ]
+    spell = f"passes: of a plain Python loop ({spread([1e9 * p for p in passes], '{:.0f}'.format)} ns each, measured in between)"
+    return [*table.columns(head, rows), "", spell, *ends]
 
 
 def main() -> int:
@@ -301,7 +333,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     try:
-        found = run(smollm2(), LENGTHS, arguments.repeats, arguments.seed)
+        found, passes = run(smollm2(), LENGTHS, arguments.repeats, arguments.seed)
     except Inconsistent as error:
         print(f"broken: {error}", file=sys.stderr)
         return 1
@@ -309,7 +341,7 @@ def main() -> int:
         f"Book-keeping of one session: microseconds per response token, median of {arguments.repeats} (range); "
         f"seed {arguments.seed}; columns tokenizer and row are parts of it"
     )
-    table.publish("bookkeeping_cost", title, lines(found))
+    table.publish("bookkeeping_cost", title, lines(found, passes))
     return 0
 
 

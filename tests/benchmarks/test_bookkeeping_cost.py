@@ -52,5 +52,5 @@ def test_what_the_policy_writes_is_seeded():
 
 def test_table(monkeypatch):
     monkeypatch.setattr(bookkeeping_cost, "MODES", {"every 512 tokens": ReviewConfig(every_tokens=400)})
-    text = "\n".join(lines(run(Characters(), (1024, 2048), 2, seed=1)))
+    text = "\n".join(lines(*run(Characters(), (1024, 2048), 2, seed=1)))
     assert "every 512 tokens" in text and "cost ~ tokens^" in text and "cost(2048) / cost(1024) / 2" in text
