@@ -1,4 +1,5 @@
-"""What a run was: versions, seed, resolved config, wall-clock. Written when it starts and again when it ends."""
+"""What a run was: versions, seed, resolved config, wall-clock, what its judge cost. Written when it starts, after every update and
+when it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -54,6 +56,7 @@ class Manifest:
                 "rollout": OmegaConf.select(config, "actor_rollout_ref.rollout.seed"),
                 "actor": OmegaConf.select(config, "actor_rollout_ref.actor.data_loader_seed"),
             },
+            "judge": {},
             "config": _without_secrets(OmegaConf.to_container(config, resolve=True)),
         }
         self.earlier = _earlier(self.path)
@@ -65,6 +68,13 @@ class Manifest:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self.entry["status"] = "finished" if error is None else f"failed: {kind.__name__ if kind else ''}: {error}"
         self.entry["wall_clock_s"] = round(time.time() - self.started, 1)
+        self._write()
+
+    def count(self, costs: Mapping[str, float]) -> None:
+        """Add what the judge cost in one update (:func:`verl_mintrl.metrics.judge_costs`) to what it cost since the run started."""
+        judge = self.entry["judge"]
+        for name, value in costs.items():
+            judge[name] = judge.get(name, 0) + value
         self._write()
 
     def _write(self) -> None:

@@ -39,6 +39,36 @@ def judge_counts(records: Iterable[SessionRecord]) -> tuple[int, Counter[str]]:
     return len(reviews), Counter(r.reason for r in reviews if r.outcome == Outcome.ERROR)
 
 
+def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = None) -> dict[str, float]:
+    """What the judge was asked and what that cost; every entry may be added up over updates.
+
+    Args:
+        prices: of the judge's tokens; the cost is left out without them.
+    """
+    paid = [review for record in records for review in record.paid]
+    total, errors = judge_counts(records)
+    calls, failed = Counter[str](), Counter[str]()
+    for review in paid:
+        calls.update(review.calls_by_role)
+    for record in records:
+        failed.update(r.failed_role for r in record.asked if r.outcome == Outcome.ERROR)
+    costs: dict[str, float] = {
+        "reviews": total,
+        "reviews_failed": errors.total(),
+        "judge_calls": sum(review.judge_calls for review in paid),
+        "judge_prompt_tokens": sum(review.judge_prompt_tokens for review in paid),
+        "judge_completion_tokens": sum(review.judge_completion_tokens for review in paid),
+        "judge_cached_tokens": sum(review.judge_cached_tokens for review in paid),
+    }
+    costs |= {f"calls_{role}": calls[role] for role in ROLES}
+    costs |= {f"errors_{role}": failed[role] for role in ROLES}
+    costs |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
+    tokens = (int(costs[f"judge_{kind}_tokens"]) for kind in ("prompt", "completion", "cached"))
+    if (cost := (prices or PricesConfig()).cost(*tokens)) is not None:
+        costs["judge_cost"] = cost
+    return costs
+
+
 def rollout_metrics(
     records: Sequence[SessionRecord],
     success: Sequence[bool],
@@ -66,26 +96,15 @@ def rollout_metrics(
         "sessions_intervened": len(intervened),
         "sessions_gated_off": sum(record.gated_off for record in records),
         "sessions_masked": sum(record.masked for record in records),
-        "reviews": total,
         "reviews_kept": outcomes[Outcome.KEPT],
         "reviews_inserted": outcomes[Outcome.INSERTED],
         "reviews_rejected": outcomes[Outcome.REJECTED],
-        "reviews_failed": outcomes[Outcome.ERROR],
         "reviews_superseded": len(paid) - total,
         "speculative_tokens": sum(record.speculative_tokens for record in records),
         "requests_aborted": sum(record.aborted_requests for record in records),
-        "judge_calls": sum(review.judge_calls for review in paid),
-        "judge_prompt_tokens": sum(review.judge_prompt_tokens for review in paid),
-        "judge_completion_tokens": sum(review.judge_completion_tokens for review in paid),
-        "judge_cached_tokens": sum(review.judge_cached_tokens for review in paid),
     }
+    metrics |= judge_costs(records, prices)
     metrics |= {f"rejected/{reason}": rejected[reason] for reason in REJECTIONS}
-    metrics |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
-    cost = (prices or PricesConfig()).cost(
-        *(int(metrics[f"judge_{kind}_tokens"]) for kind in ("prompt", "completion", "cached"))
-    )
-    if cost is not None:
-        metrics["judge_cost"] = cost
     if total:
         latency = [review.judge_seconds for review in reviews]
         metrics["judge_error_rate"] = errors.total() / total
@@ -109,10 +128,6 @@ def rollout_metrics(
         metrics["rescue_gain"] = gain
     if any(record.reward_before is not None for record in records):
         metrics |= _failed_groups(records, success)
-    calls = Counter[str]()
-    for review in paid:
-        calls.update(review.calls_by_role)
-    metrics |= {f"calls_{role}": calls[role] for role in ROLES}
     metrics |= _perplexities(reviews)
     return {PREFIX + name: float(value) for name, value in metrics.items()}
 

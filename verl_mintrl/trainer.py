@@ -34,7 +34,7 @@ from verl_mintrl.judges.build import check_sources
 from verl_mintrl.learning.loss import finish_metrics
 from verl_mintrl.learning.targets import Rows, Targets, build_targets
 from verl_mintrl.manifest import Manifest
-from verl_mintrl.metrics import PREFIX, judge_counts, learning_metrics, rollout_metrics
+from verl_mintrl.metrics import PREFIX, judge_costs, judge_counts, learning_metrics, rollout_metrics
 from verl_mintrl.rollout.output import RECORD_KEY
 from verl_mintrl.trajectory.record import Role, SessionRecord, write_jsonl
 from verl_mintrl.trajectory.spans import Author
@@ -52,9 +52,11 @@ class InterventionTrainer(PPOTrainer):
 
     Attributes:
         stock_mode: name under which verl knows the trainer this one extends.
+        manifest: of the run, while it runs.
     """
 
     stock_mode: ClassVar[str]
+    manifest: Manifest | None = None
 
     def __init__(self, config: Any) -> None:
         self.intervention = validate(config)
@@ -102,7 +104,7 @@ class InterventionTrainer(PPOTrainer):
         check_columns(list(self.val_dataset.dataframe.column_names), "data.val_files")
 
     def fit(self, agent_loop_manager: Any) -> None:
-        with Manifest(self.config, Path(self.config.trainer.default_local_dir) / "manifest.json"):
+        with Manifest(self.config, Path(self.config.trainer.default_local_dir) / "manifest.json") as self.manifest:
             super().fit(agent_loop_manager)
 
     def _compute_old_log_prob(self, batch, metrics: dict):
@@ -128,7 +130,10 @@ class InterventionTrainer(PPOTrainer):
     def _compute_advantage(self, batch, metrics: dict):
         """verl's own advantages first; then the columns the objective reads are written over them."""
         records = self._records(batch)
-        self._stop_if_fatal(batch, [record for record in records if record is not None])
+        sampled = [record for record in records if record is not None]
+        if self.manifest is not None and self.intervention.trigger != "never":
+            self.manifest.count(judge_costs(sampled, self.intervention.judge.prices))
+        self._stop_if_fatal(batch, sampled)
         self._isolate_masked(batch, records)
         batch = self._keep_one_token(batch, records, metrics)
         batch = super()._compute_advantage(batch, metrics)

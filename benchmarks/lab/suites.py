@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.arms import ARMS
+from lab.arms import ARMS, SHORT
 from lab.learner import Optimisation
 from lab.loop import Experiment
 
@@ -68,7 +68,7 @@ def suite(name: str) -> list[Experiment]:
         ValueError: no such suite.
     """
     if name == "quick":
-        return [experiment(arm, 0) for arm in QUICK]
+        return [replace(experiment(arm, 0), updates=SHORT) for arm in QUICK]
     if name == "full":
         return [experiment(arm, seed) for _, arms in FULL for seed in SEEDS for arm in arms]
     raise ValueError(f"suite {name!r}, known are quick and full")

@@ -92,3 +92,14 @@ def test_config_of_a_recipe_can_be_written(tmp_path):
     with Manifest(compose_recipe("mintrl_gated"), path):
         pass
     assert runs(path)[0]["config"]["intervention"]["only_if_control_fails"] is True
+
+
+def test_what_the_judge_costs_is_added_up_over_the_run(tmp_path):
+    path = tmp_path / "manifest.json"
+    with Manifest(CONFIG, path):
+        pass
+    with Manifest(CONFIG, path) as manifest:
+        manifest.count({"judge_calls": 3, "judge_cost": 0.5})
+        manifest.count({"judge_calls": 4, "judge_cost": 0.25})
+        assert runs(path)[1]["judge"] == {"judge_calls": 7, "judge_cost": 0.75}, "also of a run that is killed"
+    assert [run["judge"] for run in runs(path)] == [{}, {"judge_calls": 7, "judge_cost": 0.75}]

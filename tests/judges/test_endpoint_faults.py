@@ -76,7 +76,7 @@ async def test_fault(server: FaultServer, fault: str, mode: str, policy: str) ->
         return
     assert {(note.outcome, note.reason) for note in record.reviews} == {(Outcome.ERROR, expected)}, first.detail
     assert all(note.cut_at is None and note.inserted is None and not note.dropped_ids for note in record.reviews)
-    assert len(record.reviews) == (3 if policy == "keep" else 1)
+    assert len(record.reviews) == (3 if policy == "keep" else 1) == metrics["intervention/errors_validator"]
     assert (record.masked, record.mask_reason) == ((False, "") if policy == "keep" else (True, f"judge_{expected}"))
     assert bool(record.fatal) == (policy == "fail")
     if policy == "fail":

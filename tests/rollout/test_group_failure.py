@@ -26,6 +26,7 @@ from verl_mintrl.judges.python import PythonJudge
 from verl_mintrl.judges.roles import Part, RolesJudge, Sight
 from verl_mintrl.learning.targets import Rows, build_targets
 from verl_mintrl.learning.weights import unpack_weights
+from verl_mintrl.metrics import judge_costs
 from verl_mintrl.rollout.group import Group, Held, assign_roles
 from verl_mintrl.rollout.group_failure import GroupFailure, Waiting
 from verl_mintrl.rollout.periodic import Reviewing
@@ -594,3 +595,23 @@ async def test_without_steering_verls_own_loss_gets_no_column():
     await setting.work.work(setting.held)
     assert any(record.replaced for record in setting.records)
     assert targets_of(setting, controls=0, regression=False)[1].weight_column is None
+
+
+@pytest.mark.parametrize("role", ["validator", "corrector", "verifier"])
+async def test_an_error_is_counted_for_the_role_that_failed(role):
+    def fails(*question):
+        raise RuntimeError("it fails")
+
+    parts = {"validator": "review", "corrector": "correct", "verifier": "verify"}
+    setting = group(**{parts[role]: fails})
+    await setting.work.work(setting.held)
+    costs = judge_costs(setting.records)
+    assert costs["reviews_failed"] == costs[f"errors_{role}"] == costs["judge_errors/exception"] > 0
+    assert sum(costs[f"errors_{other}"] for other in parts) == costs["reviews_failed"]
+
+
+async def test_a_correction_that_cannot_be_used_is_its_authors_error():
+    setting = group(correct=lambda request, step: "x" * 300)
+    await setting.work.work(setting.held)
+    costs = judge_costs(setting.records)
+    assert costs["errors_corrector"] == costs["judge_errors/too_long"] == costs["reviews_failed"] > 0

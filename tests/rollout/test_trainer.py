@@ -307,6 +307,26 @@ async def test_too_many_judge_errors_stop_the_run(roll, learn, limits, stops):
         assert learn(done).metrics["intervention/judge_error_rate"] == 0.5
 
 
+@pytest.mark.parametrize("judge", ["broken", "god_for_bad"])
+async def test_what_the_judge_costs_is_counted_for_the_run(roll, learn, monkeypatch, judge):
+    """Also in an update that ends the run."""
+    from verl_mintrl.trainer import InterventionTrainer
+
+    counted: list[dict[str, float]] = []
+    monkeypatch.setattr(InterventionTrainer, "manifest", SimpleNamespace(count=counted.append))
+    changes = {"intervention.judge.function": f"stub_judges:{judge}", "intervention.judge.on_error": "fail"}
+    done = await roll(changes)
+    if judge == "broken":
+        with pytest.raises(InterventionError):
+            learn(done)
+    else:
+        learn(done)
+    (costs,) = counted
+    failed = len(TREATED) if judge == "broken" else 0
+    assert costs["judge_errors/exception"] == costs["errors_validator"] == costs["reviews_failed"] == failed
+    assert costs["judge_calls"] == costs["calls_validator"] >= len(TREATED)
+
+
 @pytest.mark.parametrize("reward", [None, math.nan, math.inf, "0.5", [1.0, 2.0]], ids=repr)
 async def test_a_reward_that_is_no_number_stops_the_run(roll, learn, reward):
     done = await roll(rewards=Rewards(lambda session, text: reward if session == 1 else 0.0))

@@ -76,7 +76,7 @@ async def propose(
         JudgeError: a role gave no usable answer.
         InterventionError: the run cannot go on as configured.
     """
-    role = "validator"
+    role = author = "validator"
     deadline = asyncio.timeout(left_s)
     clock = JudgeClock(deadline)
     try:
@@ -89,7 +89,7 @@ async def propose(
                 assert review.step is not None  # checked by the guard around every judge
                 note.step, note.final, text = review.step, review.final, review.correction
                 if text is None:
-                    role = "corrector"
+                    role = author = "corrector"
                     correction = await judge.correct(request, review.step)
                     spend(note, role, correction.usage)
                     text = correction.text
@@ -129,6 +129,7 @@ async def propose(
             kind = error.kind
             spend(note, role, error.usage)
         note.outcome, note.reason, note.detail = Outcome.ERROR, kind, str(error)
+        note.failed_role = role or author
         raise
     note.replaced_perplexity = proposal.replaced_perplexity
     if proposal.judgement is not None:  # recorded for every proposal, accepted or not

@@ -51,6 +51,7 @@ class ReviewRecord:
         replaced_perplexity: of the step it would replace.
         gate_fallback: all its tokens were copied literals, so all of them counted.
         calls_by_role: judge calls of validator, corrector and verifier.
+        failed_role: which of them an error is of; a correction that cannot be used is its author's.
     """
 
     at_tokens: int
@@ -72,6 +73,7 @@ class ReviewRecord:
     replaced_perplexity: float | None = None
     gate_fallback: bool = False
     calls_by_role: dict[str, int] = field(default_factory=dict)
+    failed_role: str = ""
     judge: str = ""
     judge_calls: int = 0
     judge_prompt_tokens: int = 0
