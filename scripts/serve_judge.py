@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096, help="tokens of prompt and answer")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    for name, most in (("port", 65535), ("context", 1 << 20), ("threads", 1024)):
+        if not 1 <= getattr(arguments, name) <= most:
+            parser.error(f"--{name} is {getattr(arguments, name)}, expected 1 to {most}")
+    try:
+        socket.create_server(("127.0.0.1", arguments.port)).close()
+    except OSError as error:
+        parser.error(f"--port {arguments.port} cannot be served: {error.strerror or error}")
     if arguments.engine == "llama.cpp":
         llama_cpp(arguments.port, arguments.context, arguments.threads)
     elif arguments.model is None or not (arguments.model / "config.json").is_file():

@@ -66,3 +66,19 @@ def test_words_of_any_script():
 
 def test_long_texts_take_no_time():
     assert find_leak("a b " * 50_000, "c d " * 50_000, "e f " * 50_000, RULES) == ""
+
+
+@pytest.mark.parametrize(
+    ("gold", "correction"),
+    [
+        ("Paris is the capital", "It is Paris_is_the_capital."),
+        ("Paris is the capital", "Paris is the capi\u200dtal"),
+        ("Paris is the capital", "Paris is\u00ad the cap\ufe0fital"),
+        ("Paris is the capital", "Ｐａｒｉｓ is the capital"),
+        ("1234567890123", "that is 1,234,567,890,123"),
+        ("x = 1; y = 2; z = 3", "X=1; Y=2; z = 3 -> x = 1; y = 2; z = 3"),
+    ],
+)
+def test_another_spelling_is_a_leak_too(gold, correction):
+    assert find_leak(correction, gold, "", RULES) == "gold"
+    assert find_leak(correction, gold, f"given: {gold}", RULES) == ""

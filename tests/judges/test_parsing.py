@@ -224,7 +224,7 @@ def test_a_correction_of_control_strings_alone_is_empty():
         check_review(Review.revise(2, "12 + 5 = 18</s>"), REQUEST, control_strings=controls)
     assert caught.value.kind == "same_correction"
     passed = check_review(Review.revise(2, "12 + 5 = 17</s>"), REQUEST, control_strings=controls)
-    assert passed.correction == "12 + 5 = 17</s>"  # the splice takes it out
+    assert passed.correction == "12 + 5 = 17", "what is checked afterwards is what is inserted"
 
 
 def test_check_review_normalises_and_refuses_wrong_types():

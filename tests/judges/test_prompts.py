@@ -6,7 +6,9 @@ from itertools import takewhile
 import pytest
 from injection_corpus import CORPUS
 
+from verl_mintrl.config.schema import parse
 from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.judges.build import check_sources
 from verl_mintrl.judges.prompted import Completion, PromptedJudge
 from verl_mintrl.judges.prompts import MAX_LINE_CHARS, PLACEHOLDERS, PromptSet
 from verl_mintrl.judges.protocol import Evidence, Review, ReviewRequest, Usage
@@ -184,3 +186,32 @@ async def test_failed_answers_are_paid_for(text, finish_reason, kind):
             await call
         assert caught.value.kind == kind and caught.value.usage == Usage(1, 10, 5)
         assert "SECRET" not in f"{caught.value!r} {caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("content", "informed", "expected"),
+    [
+        ("{{problem}} {{steps}}", ["reviewer"], "lacks the placeholders evidence"),
+        ("{{problem}} {{steps}} {{step-count}}", [], "'{{step-count}}' that is no placeholder"),
+        ("{{problem}} {{steps}} {{ evidence", [], "'{{ evidence' that is no placeholder"),
+        ("=====\n{{steps}}", [], "has an empty message"),
+        ("{{steps}}\n=====\n", [], "has an empty message"),
+    ],
+)
+def test_templates_that_would_ask_something_else(tmp_path, content, informed, expected):
+    path = tmp_path / "mine.txt"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        PromptSet({"reviewer": path}, informed=informed)
+
+
+def test_a_role_without_evidence_needs_no_place_for_it(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text('{{problem}} {{steps}} Answer {"a": {"b": 1}}.')
+    PromptSet({"reviewer": path}, informed=["verifier"])
+    config = parse({"judge": {"backend": "policy", "function": None, "prompts": {"reviewer": str(path)}}})
+    check_sources(config.judge, config.verifier)
+    gold = {"evidence": "gold", "evidence_column": "reward_model.ground_truth", "prompts": {"reviewer": str(path)}}
+    config = parse({"judge": {"backend": "policy", "function": None, **gold}})
+    with pytest.raises(ConfigError, match="lacks the placeholders evidence"):
+        check_sources(config.judge, config.verifier)

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import math
 import pickle
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from judges.driving import SCRIPT
 from rollout.test_periodic import PROMPT, session, text_of
@@ -97,7 +99,7 @@ async def test_control_strings():
         inner = PythonJudge(lambda request: FIX | {"correction": text})
         return GuardedJudge(inner, timeout=5, concurrency=1, control_strings=controls)
 
-    assert (await judge("12 + 5 = 17<|im_end|>").review(REQUEST)).correction == "12 + 5 = 17<|im_end|>"
+    assert (await judge("12 + <|im_end|>5 = 17<|im_end|>").review(REQUEST)).correction == "12 + 5 = 17"
     assert (await fails(judge("<|endoftext|> <|im_end|>").review(REQUEST))).kind == "empty_correction"
 
 
@@ -125,7 +127,51 @@ async def test_judge_and_config_errors_pass_through():
 
         with pytest.raises(type(raised)) as caught:
             await guarded(function).review(REQUEST)
-        assert caught.value is raised
+        assert (str(caught.value), getattr(caught.value, "kind", "")) == (str(raised), getattr(raised, "kind", ""))
+
+
+async def test_what_a_judge_says_of_evidence_is_hidden_and_our_own_words_are_not():
+    request = replace(REQUEST, privileged="forty-two")
+
+    def function(request):
+        raise JudgeError("I know it is forty-two", "read forty-two", kind="refused")
+
+    error = await fails(guarded(function).review(request))
+    assert error.kind == "refused" and "forty" not in str(error)
+    short = replace(REQUEST, privileged="e")
+    error = await fails(guarded(lambda request: 3).review(short))
+    assert "`review` function returned int" in str(error)
+
+
+async def test_odd_costs_are_made_plain_numbers():
+    usage = Usage(calls=np.int64(1), prompt_tokens=np.float64(5), completion_tokens=-3, cached_tokens=math.nan)
+    answer = await guarded(lambda request: Review.keep().with_usage(usage)).review(REQUEST)
+    counts = (
+        answer.usage.calls,
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
+        answer.usage.cached_tokens,
+    )
+    assert counts == (2, 5, 0, 0) and all(type(count) is int for count in counts)
+
+    def function(request):
+        error = JudgeError("down", kind="unavailable")
+        error.usage = {"calls": 1}
+        raise error
+
+    error = await fails(guarded(function).review(REQUEST))
+    assert error.kind == "unavailable" and error.usage.calls == 1
+
+
+async def test_a_base_exception_of_an_async_judge_ends_nothing():
+    class Weird(BaseException):
+        pass
+
+    async def function(request):
+        raise Weird("odd")
+
+    error = await fails(guarded(function).review(REQUEST))
+    assert error.kind == "exception" and "Weird" in str(error)
 
 
 async def test_a_hanging_function_meets_its_deadline_and_the_loop_lives(monkeypatch, caplog):
@@ -346,6 +392,9 @@ def test_load(tmp_path):
     assert load(f"{path}:review") is load(f"{path}:review")
     assert load("verl_mintrl.judges.arithmetic:review").__name__ == "review"
     (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "exits.py").write_text("import sys; sys.exit('bye')")
+    (tmp_path / "odd.py").write_text("class A: pass\ndef none(): pass\ndef two(a, b): pass\ndef more(a, *b): pass\n")
+    assert load(f"{tmp_path}/odd.py:more", takes=("request", "step")) and load("builtins:print")
     for spec, expected in (
         ("nothing", "package.module:function"),
         (":", "package.module:function"),
@@ -355,6 +404,10 @@ def test_load(tmp_path):
         (f"{tmp_path}/broken.py:f", "ZeroDivisionError"),
         (f"{path}:missing", "functions there: review, verify"),
         (f"{path}:number", "of type int"),
+        (f"{tmp_path}/exits.py:f", "SystemExit"),
+        (f"{tmp_path}/odd.py:A", "is a class"),
+        (f"{tmp_path}/odd.py:none", "cannot be called with (request)"),
+        (f"{tmp_path}/odd.py:two", "cannot be called with (request)"),
     ):
         with pytest.raises(ConfigError) as caught:
             load(spec, "intervention.judge.roles.verifier.function")

@@ -175,11 +175,21 @@ async def test_what_was_rejected_is_not_inserted_where_its_check_is_off(tmp_path
             assert (await judge.review(request)).correction == "x"
 
 
-async def test_an_unknown_outcome_is_no_keep(tmp_path):
-    record = SessionRecord("u", 0, 1, reviews=[ReviewRecord(1, True, 1, "revised")])
-    write_jsonl(tmp_path / "1.jsonl", [record.to_dict()])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"outcome": "revised"}, "the outcome 'revised'"),
+        ({"outcome": "error", "reason": "odd"}, "of the kind 'odd'"),
+        ({"checks": [1]}, "checks are"),
+        ({"question": ["q"]}, "a question that is no text"),
+        ({"step": [1]}, "a step that is no number"),
+    ],
+)
+async def test_a_damaged_review_is_no_keep(tmp_path, damage, said):
+    note = {**asdict(ReviewRecord(1, True, 1, "kept")), **damage}
+    write_jsonl(tmp_path / "1.jsonl", [{**SessionRecord("u", 0, 1).to_dict(), "reviews": [note]}])
     request = ReviewRequest(({"role": "user", "content": "q"},), ("a",), True, global_step=1)
-    with pytest.raises(ConfigError, match=r"the outcome 'revised'"):
+    with pytest.raises(ConfigError, match=said):
         await RecordedJudge(tmp_path, verified=True, informed=True).review(request)
 
 

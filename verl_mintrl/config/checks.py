@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 
 from verl_mintrl.errors import ConfigError
 
@@ -16,6 +17,11 @@ def is_secret(name: str) -> bool:
     """Whether a config key or a field of a request looks like one that holds a secret."""
     plain = "".join(c for c in name.lower() if c.isalnum())
     return plain.endswith(_SECRETS) or plain in ("key", "token")
+
+
+def looks_like_secret(value: str) -> bool:
+    """Whether a value is spelled like an API key."""
+    return bool(re.match(r"(sk-|hf_|gh[pous]_|xox[bp]-|AKIA|Bearer )\S{6}", value.strip()))
 
 
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:

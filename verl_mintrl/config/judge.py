@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
-from verl_mintrl.config.checks import NODE, above, at_least, choice, is_secret
+from verl_mintrl.config.checks import NODE, above, at_least, choice, is_secret, looks_like_secret
 from verl_mintrl.errors import ConfigError
 
 
@@ -41,13 +41,14 @@ class RoleConfig:
     temperature: Optional[float] = None  # noqa: UP045
     max_answer_tokens: Optional[int] = None  # noqa: UP045
 
-    def __post_init__(self) -> None:
-        at_least("judge.roles.<role>.temperature", self.temperature, 0, optional=True)
-        at_least("judge.roles.<role>.max_answer_tokens", self.max_answer_tokens, 1, optional=True)
+    def check(self, key: str) -> None:
+        """Raises ConfigError for a value out of range; ``key`` is that of the role."""
+        at_least(f"{key}.temperature", self.temperature, 0, optional=True)
+        at_least(f"{key}.max_answer_tokens", self.max_answer_tokens, 1, optional=True)
         if self.backend is not None:
-            choice("judge.roles.<role>.backend", self.backend, BACKENDS)
+            choice(f"{key}.backend", self.backend, BACKENDS)
         if self.evidence is not None:
-            choice("judge.roles.<role>.evidence", self.evidence, EVIDENCE)
+            choice(f"{key}.evidence", self.evidence, EVIDENCE)
 
 
 @dataclass
@@ -57,6 +58,10 @@ class RolesConfig:
     validator: RoleConfig = field(default_factory=RoleConfig)
     corrector: RoleConfig = field(default_factory=RoleConfig)
     verifier: RoleConfig = field(default_factory=RoleConfig)
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            getattr(self, f.name).check(f"judge.roles.{f.name}")
 
 
 @dataclass
@@ -102,11 +107,12 @@ class EndpointConfig:
                     bad or bool(url.query or url.fragment) or url.port == 0
                 )  # reading the port raises for one that is none
                 bad = bad or any(c.isspace() or not c.isprintable() for c in self.base_url)
+                bad = bad or url.path.rstrip("/").endswith("/completions")
             except ValueError:
                 bad = True
             if bad:
                 raise ConfigError(
-                    f"{key}.base_url is no plain http(s) address (user, password and query are not allowed in it).",
+                    f"{key}.base_url is no plain http(s) address (no user, password, query or /chat/completions in it).",
                     f"write {key}.base_url like http://127.0.0.1:8000/v1; a key is named by {key}.api_key_env.",
                 )
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
@@ -119,6 +125,14 @@ class EndpointConfig:
                 homes = {"response_format": f"use {key}.structured.", "model": f"use {key}.model."}
                 hint = homes.get(name, f"drop {key}.extra_body.{name}.")
                 raise ConfigError(f"{key}.extra_body.{name} would change what is asked or how it is read.", hint)
+        for place, value in (("model", self.model), *(("extra_body", value) for value in _texts(self.extra_body))):
+            if value is not None and looks_like_secret(value):
+                raise ConfigError(
+                    f"{key}.{place} holds what looks like a secret; the config is written to logs and checkpoints.",
+                    f"name an environment variable in {key}.api_key_env.",
+                )
+        if self.model is not None and not self.model.strip():
+            raise ConfigError(f"{key}.model is blank.", f"set {key}.model to the name the server knows the model by.")
         for name in _keys(self.extra_body):
             if is_secret(name):
                 raise ConfigError(
@@ -136,6 +150,14 @@ def _keys(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for below in value:
             yield from _keys(below)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings, however deep."""
+    if isinstance(value, str):
+        yield value
+    for below in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _texts(below)
 
 
 @dataclass

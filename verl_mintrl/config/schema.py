@@ -325,15 +325,23 @@ def parse(node: Mapping[str, Any]) -> InterventionConfig:
         merged = OmegaConf.merge(OmegaConf.structured(InterventionConfig), raw)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"{NODE}.{error.full_key} has a value of the wrong type: {str(error.msg).splitlines()[0]}.",
+            f"{NODE}.{error.full_key} has a value of the wrong type{_unless_secret(error)}.",
             f"change {NODE}.{error.full_key}.",
         ) from None
     return OmegaConf.to_object(merged)  # type: ignore[return-value]
 
 
+def _unless_secret(error: OmegaConfBaseException) -> str:
+    """What omegaconf says of a value, which it quotes; nothing under the endpoint, where a key may have been put by mistake."""
+    return "" if str(error.full_key).startswith("judge.endpoint.") else f": {str(error.msg).splitlines()[0]}"
+
+
 def _refuse_no_mapping(raw: Any, path: str) -> None:
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{path} is {raw!r}; expected a mapping.", f"write {path} as a block of keys.")
+        # the value itself is not quoted: an address may hold a password
+        raise ConfigError(
+            f"{path} is of type {type(raw).__name__}; expected a mapping.", f"write {path} as a block of keys."
+        )
 
 
 def _refuse_unknown(raw: Any, default: Any, path: str) -> None:

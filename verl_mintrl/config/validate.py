@@ -172,6 +172,7 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             "is not set, but intervention.verifier.enabled is true and the Verifier is a Python function.",
             "Name one, or set intervention.judge.roles.verifier.backend, or intervention.verifier.enabled to false.",
         )
+    yield from _unused(node)
     if "teacher" in node.judge.backends:
         yield from _teachers(config, node)
     if "endpoint" in node.judge.backends:
@@ -220,6 +221,41 @@ def _review(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:
             f"needs a segmenter with a known step ending ({', '.join(STOPS)}), not {node.review.segmenter!r}.",
             "Set intervention.review.every_tokens instead.",
         )
+
+
+def _unused(node: InterventionConfig) -> Iterator[Finding]:
+    """Settings of a judge that is not asked, or is not asked like that: most likely another key was forgotten."""
+    judge, key = node.judge, "intervention.judge"
+    if judge.endpoint.base_url and "endpoint" not in judge.backends:
+        yield Finding(
+            f"{key}.endpoint.base_url",
+            f"is set, but {key}.backend is {judge.backend}: no server would be asked.",
+            f"Set {key}.backend (or that of a role) to endpoint, or drop it.",
+        )
+    roles = {f.name: getattr(judge.roles, f.name) for f in fields(judge.roles)}
+    if judge.evidence_column and {judge.evidence, *(role.evidence for role in roles.values())} <= {
+        "none",
+        "outcome",
+        None,
+    }:
+        yield Finding(
+            f"{key}.evidence_column",
+            f"is {judge.evidence_column!r}, but {key}.evidence is {judge.evidence}: no judge sees it.",
+            f"Set {key}.evidence to gold or rubric, or the column to null.",
+            fatal=False,
+        )
+    asked = {"reviewer"} if judge.joint else {"validator", "corrector"}
+    asked |= {"steering"} | ({"verifier"} if node.verifier.enabled else set())
+    models = judge.backends - {"python", "recorded"}
+    for role in (f.name for f in fields(judge.prompts)):
+        if getattr(judge.prompts, role) and (role not in asked or not (models or role == "steering")):
+            yield Finding(
+                f"{key}.prompts.{role}",
+                f"is set, but nobody is asked with it (backends {', '.join(sorted(judge.backends))}, joint {judge.joint}, "
+                f"verifier.enabled {node.verifier.enabled}).",
+                "Drop it, or change one of these.",
+                fatal=False,
+            )
 
 
 def _teachers(config: DictConfig, node: InterventionConfig) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def check_sources(config: JudgeConfig, verifier: VerifierConfig) -> None:
     Raises:
         ConfigError: a function, a template, a recording or the key of an endpoint is missing or broken.
     """
-    PromptSet(_prompt_paths(config))
+    PromptSet(_prompt_paths(config), informed=_informed(config))
     for role in fields(config.roles):
         own = getattr(config.roles, role.name)
         merged = _merged(config, own)
@@ -118,15 +118,15 @@ def _python(config: JudgeConfig, role: str, own: RoleConfig) -> PythonJudge:
     if role == "validator" and own.function:
         review, key = own.function, "intervention.judge.roles.validator.function"
 
-    def of_role(name: str) -> Callable[..., Any] | None:
+    def of_role(name: str, *takes: str) -> Callable[..., Any] | None:
         function = getattr(roles, name).function
-        return load(function, f"intervention.judge.roles.{name}.function") if function else None
+        return load(function, f"intervention.judge.roles.{name}.function", ("request", *takes)) if function else None
 
     return PythonJudge(
         load(review, key) if review else _no_review,
         joint=config.joint,
-        correct=of_role("corrector"),
-        verify=of_role("verifier"),
+        correct=of_role("corrector", "step"),
+        verify=of_role("verifier", "step", "correction"),
     )
 
 
@@ -146,7 +146,14 @@ def _limiter(config: JudgeConfig) -> ClusterLimiter | None:
 
 def prompt_set(config: JudgeConfig, around: Surroundings) -> PromptSet:
     """The configured prompts of all roles."""
-    return PromptSet(_prompt_paths(config), around.control_strings)
+    return PromptSet(_prompt_paths(config), around.control_strings, _informed(config))
+
+
+def _informed(config: JudgeConfig) -> set[str]:
+    """Templates of the roles that see evidence; the steering context is the Corrector's view."""
+    seen = {f.name: getattr(config.roles, f.name).evidence or config.evidence for f in fields(config.roles)}
+    seen |= {"reviewer": seen["validator"], "steering": seen["corrector"]}
+    return {role for role, evidence in seen.items() if evidence != Evidence.NONE.value}
 
 
 def _prompt_paths(config: JudgeConfig) -> dict[str, str | None]:

@@ -17,6 +17,10 @@ _REASONING = ("reasoning_content", "reasoning")
 _MAX_COUNT = 10**9
 
 
+class ErrorInBody(Exception):
+    """An error that came with the status of a success."""
+
+
 def read_completion(body: bytes) -> Completion:
     """The first choice and its cost, counted as one call.
 
@@ -25,6 +29,7 @@ def read_completion(body: bytes) -> Completion:
 
     Raises:
         JudgeError: http (the body is no chat completion), refused (declined, or reasoning without an answer), truncated.
+        ErrorInBody: it is an error (:func:`error_summary`) under the status of a success, as some gateways send it.
     """
     data = _decode(body)
     usage = _usage(data.get("usage"))
@@ -32,6 +37,8 @@ def read_completion(body: bytes) -> Completion:
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
+        if data.get("error"):
+            raise ErrorInBody
         raise _no_completion("has no choices[0].message", usage)
     reason = choice.get("finish_reason")
     finish_reason = reason if isinstance(reason, str) else "stop"
@@ -43,19 +50,26 @@ def read_completion(body: bytes) -> Completion:
 
 def error_summary(body: bytes) -> tuple[str, str]:
     """Code and message in the body of an error, as far as there are any: ``{"error": {"code": ..., "message": ...}}``, or
-    the same without the outer key, or a string in its place."""
+    the same without the outer key, in a list, or a string in its place."""
     try:
-        data = _decode(body)
-    except JudgeError:
+        data = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
         return "", ""
-    inner = data.get("error", data)
+    inner = _first(data)
+    inner = _first(inner.get("error", inner)) if isinstance(inner, dict) else inner
     if isinstance(inner, str):
         return "", inner
     if not isinstance(inner, dict):
         return "", ""
     code = inner.get("code") or inner.get("type")
-    message = inner.get("message") or inner.get("detail")
-    return (code if isinstance(code, str) else ""), (message if isinstance(message, str) else "")
+    message = inner.get("message") or inner.get("msg") or _first(inner.get("detail"))
+    if isinstance(message, dict):
+        message = message.get("msg") or message.get("message")
+    return str(code) if isinstance(code, str | int) else "", message if isinstance(message, str) else ""
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _decode(body: bytes) -> dict[str, Any]:

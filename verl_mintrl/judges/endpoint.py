@@ -19,7 +19,7 @@ from typing import Any
 from verl_mintrl.config.judge import JudgeConfig
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.breaker import Breaker
-from verl_mintrl.judges.completions import error_summary, read_completion
+from verl_mintrl.judges.completions import ErrorInBody, error_summary, read_completion
 from verl_mintrl.judges.prompted import Completion
 from verl_mintrl.judges.protocol import ReviewRequest
 from verl_mintrl.judges.redact import hide, printable
@@ -83,15 +83,15 @@ class EndpointBackend:
         return replace(completion, usage=replace(completion.usage, calls=attempts))
 
     def _arguments(self, messages: list[dict[str, Any]], schema: dict[str, Any] | None) -> dict[str, Any]:
-        extra = self._config.endpoint.extra_body
-        arguments: dict[str, Any] = {
-            "model": self._config.endpoint.model,
-            "messages": messages,
-            "temperature": self._config.temperature,
-            # null is all that extra_body may hold there (config.validate)
-            "max_completion_tokens" if "max_tokens" in extra else "max_tokens": self._config.max_answer_tokens,
-            "extra_body": extra,
-        }
+        extra = dict(self._config.endpoint.extra_body)
+        arguments: dict[str, Any] = {"model": self._config.endpoint.model, "messages": messages, "extra_body": extra}
+        # null is all that extra_body may hold of these (config.validate): then the field is not sent
+        if "temperature" not in extra:
+            arguments["temperature"] = self._config.temperature
+        limit = "max_completion_tokens" if "max_tokens" in extra else "max_tokens"
+        arguments[limit] = self._config.max_answer_tokens
+        for name in ("temperature", "max_tokens"):
+            extra.pop(name, None)
         if schema is not None and self._config.endpoint.structured:
             arguments["response_format"] = {
                 "type": "json_schema",
@@ -106,6 +106,10 @@ class EndpointBackend:
             async with streamed.create(**arguments) as response:
                 body = await _read(response.iter_bytes(), MAX_BODY_BYTES)
             return read_completion(body)
+        except ErrorInBody:
+            code, _ = error_summary(body)
+            meant = int(code) if code.isdecimal() and 400 <= int(code[:4]) < 600 else 200
+            raise self._status_failure(_ErrorStatus(meant, {}, body), client.api_key, request) from None
         except JudgeError as error:
             if error.usage is not None:
                 error.usage = replace(error.usage, calls=0)  # with_retries counts the attempts

@@ -6,9 +6,13 @@ RTI (arXiv 2610.13438) leaves the check to its Verifier; the rules and numbers h
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
+from verl_mintrl.judges.text import without_blanks
+
 _WORD = re.compile(r"\w+", re.UNICODE)
+_NO_LETTER = re.compile(r"[\W_]+", re.UNICODE)
 #: phrases that speak of evidence the policy never saw
 _REFERENCES = re.compile(
     r"\b(?:gold|golden|reference|expected|provided|confidential|correct|ground[- ]truth)\s+"
@@ -46,9 +50,10 @@ def find_leak(correction: str, privileged: str | None, observable: str, rules: L
         return "reference"
     if privileged is None:
         return ""
-    gold, text = _flat(privileged), _flat(correction)
-    if len(gold) >= rules.shortest_gold and gold in text and gold not in seen:
-        return "gold"
+    for spelled in (_flat, _letters):
+        gold = spelled(privileged)
+        if len(gold) >= rules.shortest_gold and gold in spelled(correction) and gold not in spelled(observable):
+            return "gold"
     known = _ngrams(observable, rules.ngram)
     if (_ngrams(correction, rules.ngram) & _ngrams(privileged, rules.ngram)) - known:
         return "overlap"
@@ -56,9 +61,19 @@ def find_leak(correction: str, privileged: str | None, observable: str, rules: L
 
 
 def _flat(text: str) -> str:
-    return " ".join(text.lower().split())
+    return " ".join(_plain(text).split())
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone: ``1,234`` and ``1234``, or words joined by underscores, are one spelling."""
+    return _NO_LETTER.sub("", _plain(text))
+
+
+def _plain(text: str) -> str:
+    """``text`` without differences that a reader would not see (NFKC: full-width letters, ligatures)."""
+    return without_blanks(unicodedata.normalize("NFKC", text)).lower()
 
 
 def _ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    words = _WORD.findall(text.lower())
+    words = _WORD.findall(_plain(text))
     return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}

@@ -19,6 +19,7 @@ from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest
 from verl_mintrl.judges.redact import hide
 
 _MOST = 600  # characters of an error's message that are kept
+_MAX_COUNT = 10**9  # tokens of one answer that are believed
 _GRACE_S = 0.3  # a cancelled call may clean up for so long before it is left to itself
 
 _Answer = TypeVar("_Answer", Review, Correction, Verification)
@@ -139,10 +140,9 @@ class GuardedJudge(Judge):
             usage = getattr(answer, "usage", None)
             answer = check(answer)
         except JudgeError as error:
-            spent = error.usage or usage or Usage(calls=1)
-            error.usage = replace(spent, seconds=time.monotonic() - started)
+            error.usage = _cost(error.usage or usage, time.monotonic() - started)
             raise
-        return replace(answer, usage=replace(answer.usage, seconds=time.monotonic() - started))
+        return replace(answer, usage=_cost(usage, time.monotonic() - started))
 
     async def _within_deadline(self, request: ReviewRequest, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
         task = asyncio.create_task(_run(call))  # of its own: what ignores its cancellation must not hold the session
@@ -162,20 +162,13 @@ class GuardedJudge(Judge):
             )
         try:
             return task.result()
-        except JudgeError as error:
-            message, hint = (hide(text, request.privileged) for text in (error.message, error.hint))
-            if (message, hint) == (error.message, error.hint):
-                raise
-            silent = JudgeError(message, hint, kind=error.kind)
-            silent.usage = error.usage
-            raise silent from None
-        except ConfigError:
+        except (JudgeError, ConfigError):
             raise
         except asyncio.CancelledError as error:
             raise JudgeError(f"judge {self.name} cancelled itself", kind="exception") from error
         except Exception as error:
-            message = f"judge {self.name} raised {type(error).__name__}: {_message(error)}"
-            raise JudgeError(hide(message, request.privileged)[:_MOST], kind="exception") from error
+            said = hide(_message(error), request.privileged)[:_MOST]
+            raise JudgeError(f"judge {self.name} raised {type(error).__name__}: {said}", kind="exception") from error
 
     async def _give_up(self, task: asyncio.Task[Any]) -> None:
         task.add_done_callback(_seen)
@@ -191,8 +184,26 @@ class GuardedJudge(Judge):
 async def _run(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
     try:
         return await call()
-    except SystemExit as error:  # would end the event loop
-        raise RuntimeError(f"SystemExit({error.code})") from error
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, say: it would end the event loop
+        raise RuntimeError(f"{type(error).__name__}({error})") from error
+
+
+def _cost(usage: Any, seconds: float) -> Usage:
+    """What a judge says of its cost, as plain numbers; one call where it says nothing."""
+    if not isinstance(usage, Usage):
+        return Usage(calls=1, seconds=seconds)
+    names = ("calls", "prompt_tokens", "completion_tokens", "cached_tokens")
+    return Usage(**{name: _count(getattr(usage, name)) for name in names}, seconds=seconds)
+
+
+def _count(value: Any) -> int:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return 0
+    return int(number) if 0 < number < _MAX_COUNT else 0
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

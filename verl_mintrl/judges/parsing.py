@@ -147,7 +147,7 @@ def check_review(
 
     Args:
         needs_correction: whether a REVISE must bring its correction (a joint judge); a pure Validator brings none.
-        control_strings: strings that the splice neutralises; a correction of nothing else counts as empty.
+        control_strings: special tokens of the policy, which are taken out; a correction of nothing else counts as empty.
 
     Raises:
         JudgeError: unparseable (no verdict), step_range, empty_correction, same_correction, too_long.
@@ -217,12 +217,14 @@ def _correction_text(value: object, request: ReviewRequest, step: int, control_s
             "one short step is expected; intervention.budget.max_insertion_tokens is the finer limit",
             kind="too_long",
         )
-    text = clean(value or "")
-    visible = collapse(without_blanks(neutralise(text, control_strings)))
+    text = neutralise(
+        clean(value or ""), control_strings
+    )  # before every other check: what is checked is what is inserted
+    visible = collapse(without_blanks(text))
     if not visible:
         raise JudgeError(f"a REVISE of step {step} brings no text to insert", kind="empty_correction")
     replaced = collapse(clean(request.steps[step - 1]))
-    if replaced in (visible, collapse(text)):
+    if replaced in (visible, collapse(clean(value or ""))):
         raise JudgeError(f"a correction of step {step} equals the step it replaces", kind="same_correction")
     return text
 
@@ -253,7 +255,7 @@ def _find_object(text: str | None, keys: tuple[str, ...], finish_reason: str) ->
     )
 
 
-_LONGER = "raise the answer length of the judge, or turn its thinking off"
+_LONGER = "raise intervention.judge.max_answer_tokens, or turn the thinking of the judge's model off"
 
 
 def _without_thoughts(text: str) -> Iterable[str]:

@@ -67,13 +67,17 @@ class PromptSet:
     Args:
         paths: role -> file that replaces the packaged template; None keeps it.
         control_strings: special tokens of the judge model, broken wherever untrusted text contains them.
+        informed: roles that are to see evidence, so that their templates must have a place for it.
 
     Raises:
-        ConfigError: unknown role, missing or undecodable file, unknown or missing placeholder.
+        ConfigError: unknown role, missing or undecodable file, unknown or missing placeholder, an empty message.
     """
 
     def __init__(
-        self, paths: Mapping[str, str | Path | None] | None = None, control_strings: Collection[str] = ()
+        self,
+        paths: Mapping[str, str | Path | None] | None = None,
+        control_strings: Collection[str] = (),
+        informed: Collection[str] = (),
     ) -> None:
         chosen = {role: path for role, path in (paths or {}).items() if path is not None}
         unknown = sorted(set(chosen) - set(PLACEHOLDERS))
@@ -83,7 +87,7 @@ class PromptSet:
                 f"known roles: {', '.join(PLACEHOLDERS)}",
             )
         self._control_strings = tuple(control_strings)
-        self._templates = {role: _read(role, chosen.get(role)) for role in PLACEHOLDERS}
+        self._templates = {role: _read(role, chosen.get(role), role in informed) for role in PLACEHOLDERS}
 
     def messages(
         self, role: str, request: ReviewRequest, *, step: int | None = None, correction: str | None = None
@@ -128,7 +132,7 @@ class _Fence:
         return f"<<<{title} {self.nonce}>>>\n{body}\n<<<end of {title} {self.nonce}>>>"
 
 
-def _read(role: str, path: str | Path | None) -> list[tuple[str, str]]:
+def _read(role: str, path: str | Path | None, informed: bool) -> list[tuple[str, str]]:
     key = f"intervention.judge.prompts.{role}"
     if path is None:
         name = f"{role}.txt"
@@ -139,7 +143,7 @@ def _read(role: str, path: str | Path | None) -> list[tuple[str, str]]:
             text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{key}: cannot read {name}: {type(error).__name__}",
+                f"{key}: cannot read {name!r}: {type(error).__name__}",
                 f"point {key} to a UTF-8 text file, or leave it out",
             ) from error
     used = {match[1] for match in _PLACEHOLDER.finditer(text)}
@@ -149,13 +153,23 @@ def _read(role: str, path: str | Path | None) -> list[tuple[str, str]]:
             f"{key}: {name} uses unknown placeholders {', '.join(sorted(used - PLACEHOLDERS[role]))}",
             f"placeholders of this role: {known}",
         )
-    if REQUIRED[role] - used:
+    required = REQUIRED[role] | ({"evidence"} if informed else frozenset())
+    if required - used:
         raise ConfigError(
-            f"{key}: {name} lacks the placeholders {', '.join(sorted(REQUIRED[role] - used))}",
+            f"{key}: {name} lacks the placeholders {', '.join(sorted(required - used))}",
             f"write them as {{{{name}}}}; placeholders of this role: {known}",
+        )
+    if (rest := _PLACEHOLDER.sub("", text)).find("{{") >= 0:
+        raise ConfigError(
+            f"{key}: {name} has a {rest[rest.index('{{') :][:40]!r} that is no placeholder",
+            f"write placeholders as {{{{name}}}}, other braces apart; placeholders of this role: {known}",
         )
     parts = _DIVIDER.split(text, maxsplit=1)
     names = ("system", "user") if len(parts) == 2 else ("user",)
+    if not all(part.strip() for part in parts):
+        raise ConfigError(
+            f"{key}: {name} has an empty message", "write something on both sides of the line of =====, or drop it"
+        )
     return [(name, part.strip()) for name, part in zip(names, parts, strict=True)]
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.parsing import check_correction, review_from_mapping, verification_from_mapping
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
+from verl_mintrl.judges.redact import hide
 
 logger = logging.getLogger(__name__)
 
@@ -127,19 +128,27 @@ class PythonJudge(Judge):
     def _checked(self, answer: Mapping[str, Any], request: ReviewRequest) -> Review:
         return review_from_mapping(answer, request, needs_correction=self._joint and self._correct is None)
 
-    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(function) or not self._in_thread:
-            answer = function(*arguments)
-        else:
-            answer = await _POOL.run(lambda: function(*arguments))
-        return await answer if inspect.isawaitable(answer) else answer
+    async def _run(self, function: Callable[..., Any], request: ReviewRequest, *arguments: Any) -> Any:
+        try:
+            if inspect.iscoroutinefunction(function) or not self._in_thread:
+                answer = function(request, *arguments)
+            else:
+                answer = await _POOL.run(lambda: function(request, *arguments))
+            return await answer if inspect.isawaitable(answer) else answer
+        except JudgeError as error:  # the user's words
+            silent = JudgeError(
+                hide(error.message, request.privileged), hide(error.hint, request.privileged), error.kind
+            )
+            silent.usage = error.usage
+            raise silent from None
 
 
-def load(spec: str, key: str = _KEY) -> Callable[..., Any]:
+def load(spec: str, key: str = _KEY, takes: tuple[str, ...] = ("request",)) -> Callable[..., Any]:
     """The function named by ``package.module:function`` or ``path/to/file.py:function``.
 
     Args:
         key: config key that ``spec`` is the value of.
+        takes: names of the arguments it is called with.
 
     Raises:
         ConfigError: malformed name, missing file, module that cannot be imported, missing or uncallable function.
@@ -155,15 +164,25 @@ def load(spec: str, key: str = _KEY) -> Callable[..., Any]:
             known = [key for key, value in functions if value.__module__ == module.__name__]
             raise ConfigError(f"{key}: {location} has no {name}", f"functions there: {', '.join(known[:20]) or 'none'}")
         target = getattr(target, part)
-    if not callable(target):
-        raise ConfigError(f"{key}: {spec} is of type {type(target).__name__}", "name a function of one ReviewRequest")
+    if not callable(target) or inspect.isclass(target):
+        seen = "a class" if inspect.isclass(target) else f"of type {type(target).__name__}"
+        raise ConfigError(f"{key}: {spec} is {seen}", f"name a function of ({', '.join(takes)})")
+    try:
+        inspect.signature(target).bind(*takes)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: {spec} cannot be called with ({', '.join(takes)}): {error}",
+            f"name a function of ({', '.join(takes)})",
+        ) from None
+    except ValueError:  # nothing is known of its arguments
+        pass
     return target
 
 
 def _load_module(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{key}: cannot import {name}: {type(error).__name__}: {error}",
             "the module must be importable on every node (PYTHONPATH), or be given as path/to/file.py",
@@ -184,7 +203,7 @@ def _load_file(location: str, key: str) -> Any:
     sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{key}: {path} raised {type(error).__name__}: {error}", "run the file by itself") from error
     return module

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_mintrl.errors import ConfigError, JudgeError
+from verl_mintrl.errors import JUDGE_ERROR_KINDS, ConfigError, JudgeError
 from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
 from verl_mintrl.trajectory.record import Outcome, ReviewRecord, SessionRecord, read_jsonl
 
 _KEY = "intervention.judge.recorded"
 # errors that may have come after a verdict, and do not come again by themselves
 _AFTERWARDS = ("session_timeout", "exception")
+_CHECKS = {"agrees", "leak_free", "plausible"}
 _KEPT_STEPS = 2  # sessions of the next step may start while the last of this one run
 
 _Question = tuple[int, int, int, str]  # global step, session, attempt, hash
@@ -133,21 +134,34 @@ def _load(path: Path) -> dict[_Question, ReviewRecord]:
             )
         try:
             record = SessionRecord.from_dict(row)
-        except (TypeError, AttributeError, ValueError) as error:
+        except (TypeError, AttributeError, ValueError, KeyError) as error:
             raise _unreadable(path, error) from error
         for looks in (record.reviews, record.walk):
             for attempt, note in enumerate(looks):
-                if note.outcome not in tuple(Outcome):
-                    raise _unreadable(path, ValueError(f"a review has the outcome {note.outcome!r}"))
+                if fault := _fault(note):
+                    raise _unreadable(path, ValueError(fault))
                 note.dropped_ids = []
                 notes.setdefault((record.step, record.session_id, attempt, note.question), note)
     return notes
 
 
+def _fault(note: ReviewRecord) -> str:
+    """What no run of ours would have written of a review, empty if nothing."""
+    if note.outcome not in tuple(Outcome):
+        return f"a review has the outcome {note.outcome!r}"
+    if note.outcome == Outcome.ERROR and note.reason not in JUDGE_ERROR_KINDS:
+        return f"an error of the judge is of the kind {note.reason!r}"
+    if note.checks is not None and not (isinstance(note.checks, dict) and _CHECKS == set(note.checks)):
+        return f"a Verifier's checks are {str(note.checks)[:100]}"
+    if not isinstance(note.question, str) or not isinstance(note.step, int | None):
+        return "a review has a question that is no text, or a step that is no number"
+    return ""
+
+
 def _rows(path: Path) -> Iterator[Any]:
     try:
         yield from read_jsonl(path)
-    except ValueError as error:  # no JSON, or no text
+    except (ValueError, OSError) as error:  # no JSON, no text, no file
         raise _unreadable(path, error) from error
 
 

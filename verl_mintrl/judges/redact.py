@@ -6,23 +6,28 @@ import re
 
 _WINDOW = 12  # letters and digits in a row that are no coincidence
 _LONGEST = 20_000  # of a message that is looked through
+_SHORT = 6  # characters below which a copy can be told from what stands around it
 HIDDEN = "[hidden]"
+_QUOTES = "[hidden: it quotes what only the judge was shown]"
 
 
 def hide(text: str, secret: str | None) -> str:
-    """``text`` without ``secret``.
+    """``text``, which somebody else wrote, without ``secret``.
 
-    A verbatim copy is replaced. Where the text holds a piece of the secret in another spelling (escaped, wrapped, cut off), all
-    of it is replaced.
+    A verbatim copy is replaced. Where the text holds a piece of the secret in another spelling (escaped, wrapped, cut off), or a
+    short secret as a word of its own, all of it is replaced: what is left around a short one would tell it.
     """
     if not secret:
         return text
-    text = text[:_LONGEST].replace(secret, HIDDEN)
+    text = text[:_LONGEST]
+    if len(secret) < _SHORT:
+        return _QUOTES if re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", text) else text
+    text = text.replace(secret, HIDDEN)
     flat, hidden = _flat(text), _flat(secret)
     if len(hidden) >= _WINDOW:
         pieces = {hidden[i : i + _WINDOW] for i in range(len(hidden) - _WINDOW + 1)}
         if any(flat[i : i + _WINDOW] in pieces for i in range(len(flat) - _WINDOW + 1)):
-            return "[hidden: it quotes what only the judge was shown]"
+            return _QUOTES
     return text
 
 
