@@ -164,6 +164,11 @@ def gating(results: Results) -> list[Finding]:
     return found
 
 
+def per_thousand_calls(run: Run) -> float:
+    """Gain in success per 1000 judge calls."""
+    return 1000 * (run.last() - run.first()) / (run.gathered("intervention/judge_calls") or math.nan)
+
+
 def intensity(results: Results) -> list[Finding]:
     counts = (0, 1, 2, 4, 8, 16)
     arms = ("regression_on_policy_hard", *(f"const_insertions_{n}" for n in (1, 2, 4)), CONST, "const_insertions_16")
@@ -185,9 +190,7 @@ def intensity(results: Results) -> list[Finding]:
     found = [Finding("inverted U over insertions per session (0, 1, 2, 4, 8, 16)", numbers, verdict)]
     for arm in (CONST, "const_every_2", "const_every_3"):
         calls = results.text(arm, lambda r: r.gathered("intervention/judge_calls"), 0)
-        per = results.text(
-            arm, lambda r: 1000 * (r.last() - r.first()) / max(1.0, r.gathered("intervention/judge_calls"))
-        )
+        per = results.text(arm, per_thousand_calls)
         found.append(
             Finding(
                 f"{arm}: success per judge call",
@@ -200,7 +203,7 @@ def intensity(results: Results) -> list[Finding]:
             results,
             "const_every_3",
             CONST,
-            lambda r: 1000 * (r.last() - r.first()) / max(1.0, r.gathered("intervention/judge_calls")),
+            per_thousand_calls,
             "gain per 1000 judge calls, rarer reviews against every step",
         )
     )

@@ -62,8 +62,9 @@ class Run:
         return float(np.mean(values)) if values else math.nan
 
     def gathered(self, name: str) -> float:
-        """Sum over all updates."""
-        return float(sum(value for _, value in self.curve(name)))
+        """Sum over all updates; NaN where it was not recorded (runs kept before it was)."""
+        values = [value for _, value in self.curve(name)]
+        return float(sum(values)) if values else math.nan
 
     def seconds(self, until: int | None = None) -> float:
         """Time spent sampling and learning, examinations left out."""
