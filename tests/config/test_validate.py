@@ -241,6 +241,8 @@ def test_conflict_is_refused_with_key_and_hint(case):
         ({"backend": "policy", "prompts.verifier": "mine.txt"}, "prompts.verifier"),
         ({"backend": "policy", "prompts.reviewer": "mine.txt"}, None),
         ({"evidence": "gold", "evidence_column": "reward_model.ground_truth"}, None),
+        ({"backend": "policy", "endpoint.base_url": "http://127.0.0.1:8000/v1"}, "endpoint.base_url"),
+        ({"endpoint.model": "sk-learn-judge"}, None),
     ],
 )
 def test_a_setting_that_nobody_reads_is_warned_about(changes, key):
@@ -387,10 +389,10 @@ VALUES = {
     "judge=python": "expected a mapping",
     "judge.endpoint.extra_body=[a]": "intervention.judge.endpoint.extra_body is of type list; expected a mapping",
     "judge.endpoint=http://user:hunter2@h/v1": "is of type str; expected a mapping",
-    "judge.endpoint.structured=sk-hunter2": "wrong type",
-    "judge.endpoint.model=sk-hunter2": "looks like a secret",
+    "judge.endpoint.structured=sk-hunter2hunter2hunter2x": "wrong type",
+    "judge.endpoint.model=sk-hunter2hunter2hunter2x": "looks like a secret",
     "judge.endpoint.model=' '": "is blank",
-    "judge.endpoint.extra_body.extra_headers.X-Auth=Bearer hunter2": "looks like a secret",
+    "judge.endpoint.extra_body.extra_headers.X-Auth=Bearer hunter2hunter2": "looks like a secret",
     "judge.endpoint.base_url=http://host/v1/chat/completions": "/chat/completions",
     "judge.roles.corrector.max_answer_tokens=0": ">= 1",
     "judge.endpoint.model=${oc.env:NO_SUCH_VARIABLE}": "judge.endpoint.model has no value",

@@ -10,7 +10,7 @@ import os
 import pickle
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -98,6 +98,23 @@ async def test_an_error_under_the_status_of_a_success(
     with pytest.raises(JudgeError, match=said) as caught:
         await ask(EndpointBackend(endpoint_config(server.url)))
     assert caught.value.kind == "http" and len(server.calls) == attempts
+
+
+async def test_a_server_that_sends_the_key_back(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    answer = {"verdict": "revise", "step": 1, "correction": f"debug Bearer {SECRET}"}
+    message = {"role": "assistant", "content": json.dumps(answer)}
+    server.behaviour = sends(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
+    with pytest.raises(JudgeError, match="answered with the key") as caught:
+        await ask(EndpointBackend(endpoint_config(server.url, endpoint={"api_key_env": "JUDGE_KEY"})))
+    assert SECRET not in str(caught.value) and caught.value.kind == "http"
+
+
+async def test_a_question_that_is_too_long_is_told_whatever_the_evidence(server: FaultServer) -> None:
+    server.behaviour = sends(b'{"error": {"message": "This model\'s maximum context length is 4096 tokens."}}', 400)
+    with pytest.raises(JudgeError) as caught:
+        await ask(EndpointBackend(endpoint_config(server.url)), replace(REQUEST, privileged="4096"))
+    assert caught.value.kind == "context" and "4096" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,21 @@ def test_long_texts_take_no_time():
         ("Paris is the capital", "Paris is\u00ad the cap\ufe0fital"),
         ("Paris is the capital", "Ｐａｒｉｓ is the capital"),
         ("1234567890123", "that is 1,234,567,890,123"),
+        ("Paris is the capital", "Pa\u0301ris is the capital"),
         ("x = 1; y = 2; z = 3", "X=1; Y=2; z = 3 -> x = 1; y = 2; z = 3"),
     ],
 )
 def test_another_spelling_is_a_leak_too(gold, correction):
     assert find_leak(correction, gold, "", RULES) == "gold"
     assert find_leak(correction, gold, f"given: {gold}", RULES) == ""
+
+
+def test_joined_words_are_words_and_a_name_is_one():
+    joined = "so keep_the_charger_on_the_original_order"
+    assert find_leak(joined, GOLD, SEEN, RULES) == "overlap"
+    assert find_leak("the headphones to gift_card_7711 please", GOLD, SEEN, RULES) == ""
+
+
+def test_phrases_of_the_replaced_step_are_the_policys():
+    assert find_leak("The correct answer is 17.", "17", "", RULES, "The correct answer is 18.") == ""
+    assert find_leak("The correct answer is 17.", "17", "", RULES, "It is 18.") == "reference"

@@ -142,6 +142,12 @@ async def test_what_a_judge_says_of_evidence_is_hidden_and_our_own_words_are_not
     error = await fails(guarded(lambda request: 3).review(short))
     assert "`review` function returned int" in str(error)
 
+    def confused(request):
+        raise ConfigError(f"bad {request.privileged}")
+
+    with pytest.raises(ConfigError, match=r"bad \[hidden"):
+        await guarded(confused).review(request)
+
 
 async def test_odd_costs_are_made_plain_numbers():
     usage = Usage(calls=np.int64(1), prompt_tokens=np.float64(5), completion_tokens=-3, cached_tokens=math.nan)
@@ -153,6 +159,9 @@ async def test_odd_costs_are_made_plain_numbers():
         answer.usage.cached_tokens,
     )
     assert counts == (2, 5, 0, 0) and all(type(count) is int for count in counts)
+
+    huge = await guarded(lambda request: Review.keep().with_usage(Usage(1, 10**400))).review(REQUEST)
+    assert huge.usage.prompt_tokens == 0
 
     def function(request):
         error = JudgeError("down", kind="unavailable")

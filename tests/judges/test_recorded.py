@@ -175,6 +175,21 @@ async def test_what_was_rejected_is_not_inserted_where_its_check_is_off(tmp_path
             assert (await judge.review(request)).correction == "x"
 
 
+def test_a_validator_with_evidence_does_not_check_for_the_corrector(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", [SessionRecord("u", 0, 1).to_dict()])
+    node = {"backend": "recorded", "recorded": str(tmp_path), "function": None, "joint": False}
+    gold = {"evidence": "gold", "evidence_column": "answer"}
+    for changes, informed in (
+        ({"roles": {"validator": gold}}, False),
+        ({"roles": {"corrector": gold}}, True),
+        ({"roles": {"validator": gold}, "joint": True}, True),
+        (gold, True),
+        ({}, False),
+    ):
+        judge = build(parse({"judge": {**node, **changes}}).judge)
+        assert judge._validator.judge._judge._informed is informed
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -183,6 +198,7 @@ async def test_what_was_rejected_is_not_inserted_where_its_check_is_off(tmp_path
         ({"checks": [1]}, "checks are"),
         ({"question": ["q"]}, "a question that is no text"),
         ({"step": [1]}, "a step that is no number"),
+        ({"final": "false"}, "neither true nor false"),
     ],
 )
 async def test_a_damaged_review_is_no_keep(tmp_path, damage, said):

@@ -43,10 +43,29 @@ def test_a_short_secret_takes_the_message_with_it():
     assert "4" not in hide("expected 42, got 41", "42") and "hidden" in hide("expected 42, got 41", "42")
 
 
-@given(st.text(max_size=60), st.text(min_size=6, max_size=40), st.text(max_size=60))
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        (r"\\frac{\\pi}{4}", repr(r"\\frac{\\pi}{4}")),
+        ("2\n3", "got '2\\n3'"),
+        ("42\n", "expected 42"),
+        ("forty-two\n", "FORTY TWO"),
+        ("x = 42", "x=42"),
+        ("12,345", "12345"),
+        ("Yes", "it is yes"),
+    ],
+)
+def test_short_secrets_in_other_spellings(secret, text):
+    assert hide(text, secret) == "[hidden: it quotes what only the judge was shown]"
+
+
+@given(
+    st.text(max_size=60), st.text(min_size=6, max_size=40).filter(lambda s: len(s.strip()) >= 6), st.text(max_size=60)
+)
 def test_never_verbatim(before, secret, after):
     found = hide(before + secret + after, secret)
-    assert secret not in found.replace("[hidden]", "") or secret in "[hidden: it quotes what only the judge was shown]"
+    assert "[hidden" in found
+    assert found.startswith("[hidden: it") or secret.strip() not in found.replace("[hidden]", "")
 
 
 def test_a_quoted_message_is_one_printable_line():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from verl_mintrl.config.schema import VerifierConfig, parse
@@ -236,3 +237,16 @@ async def test_leaks_of_a_joint_judge_are_found():
 def test_roles_that_could_not_do_what_they_say_are_refused(judge, key):
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         built(**{"function": f"{HERE}review", **judge})
+
+
+class Named:
+    name = "nobody"
+
+
+def test_each_entry_of_evidence_that_is_a_list_is_a_secret():
+    for entries in (["the treasure is near the oak", "under the third oak"], np.array(["a", "under the third oak"])):
+        request = ReviewRequest((), ("x",), True, sample={"answers": entries})
+        part = Part(Named(), Sight(Evidence.GOLD, "answers"))
+        judge = RolesJudge(part, part, part, LeakRules())
+        assert judge.leaks(request, 1, "well, under the third oak")
+        assert not judge.leaks(request, 1, "well, under that oak")

@@ -19,7 +19,7 @@ def god_for_bad(request: ReviewRequest) -> dict[str, Any]:
     return {"verdict": "keep"}
 
 
-def broken(request: ReviewRequest) -> dict[str, Any]:
+def broken(request: ReviewRequest, *question: Any) -> dict[str, Any]:
     ASKED.append(request)
     raise RuntimeError("the judge is broken")
 

@@ -21,7 +21,8 @@ def is_secret(name: str) -> bool:
 
 def looks_like_secret(value: str) -> bool:
     """Whether a value is spelled like an API key."""
-    return bool(re.match(r"(sk-|hf_|gh[pous]_|xox[bp]-|AKIA|Bearer )\S{6}", value.strip()))
+    keys = r"(sk-|gsk_|hf_|nvapi-|gh[pous]_|xox[bp]-|AKIA|AIza)[\w-]{16}|(?i:(authorization:\s*)?bearer\s+\S{8})"
+    return bool(re.match(keys, value.strip()))
 
 
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:

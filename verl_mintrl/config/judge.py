@@ -103,10 +103,8 @@ class EndpointConfig:
             try:
                 url = urlsplit(self.base_url)
                 bad = url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc
-                bad = (
-                    bad or bool(url.query or url.fragment) or url.port == 0
-                )  # reading the port raises for one that is none
-                bad = bad or any(c.isspace() or not c.isprintable() for c in self.base_url)
+                bad = bad or url.port == 0  # reading it raises for a port that is none
+                bad = bad or any(c in "?#" or c.isspace() or not c.isprintable() for c in self.base_url)
                 bad = bad or url.path.rstrip("/").endswith("/completions")
             except ValueError:
                 bad = True

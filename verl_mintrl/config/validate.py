@@ -231,6 +231,7 @@ def _unused(node: InterventionConfig) -> Iterator[Finding]:
             f"{key}.endpoint.base_url",
             f"is set, but {key}.backend is {judge.backend}: no server would be asked.",
             f"Set {key}.backend (or that of a role) to endpoint, or drop it.",
+            fatal=judge.backends == {"python"},  # the default backend; any other was chosen
         )
     roles = {f.name: getattr(judge.roles, f.name) for f in fields(judge.roles)}
     if judge.evidence_column and {judge.evidence, *(role.evidence for role in roles.values())} <= {

@@ -61,7 +61,7 @@ def build_judge(config: JudgeConfig, verifier: VerifierConfig, around: Surroundi
         elif merged.backend == "recorded":  # verdict, correction and checks come from one record
             key = (merged.backend,)
         if key not in built:
-            judge = _python(config, role, own) if python else _model(merged, verifier, around)
+            judge = _python(config, role, own) if python else _model(merged, config, verifier, around)
             endpoint = merged.backend == "endpoint"
             threaded = isinstance(judge, PythonJudge) and judge.threaded
             built[key] = GuardedJudge(
@@ -150,8 +150,10 @@ def prompt_set(config: JudgeConfig, around: Surroundings) -> PromptSet:
 
 
 def _informed(config: JudgeConfig) -> set[str]:
-    """Templates of the roles that see evidence; the steering context is the Corrector's view."""
+    """Roles that see evidence, by the names of their templates."""
     seen = {f.name: getattr(config.roles, f.name).evidence or config.evidence for f in fields(config.roles)}
+    if config.joint:
+        seen["corrector"] = seen["validator"]
     seen |= {"reviewer": seen["validator"], "steering": seen["corrector"]}
     return {role for role, evidence in seen.items() if evidence != Evidence.NONE.value}
 
@@ -160,11 +162,12 @@ def _prompt_paths(config: JudgeConfig) -> dict[str, str | None]:
     return {role: getattr(config.prompts, role) for role in PLACEHOLDERS}
 
 
-def _model(config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) -> Judge:
-    if config.backend == "recorded":
+def _model(merged: JudgeConfig, config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) -> Judge:
+    """The judge of a role; what all roles together see is said by ``config`` alone."""
+    if merged.backend == "recorded":
         return _recorded(config, verifier)
     return PromptedJudge(
-        _backend(config, around),
+        _backend(merged, around),
         prompt_set(config, around),
         joint=config.joint,
         control_strings=around.control_strings,
@@ -173,9 +176,8 @@ def _model(config: JudgeConfig, verifier: VerifierConfig, around: Surroundings) 
 
 def _recorded(config: JudgeConfig, verifier: VerifierConfig) -> RecordedJudge:
     assert config.recorded is not None  # checked by JudgeConfig
-    roles = config.roles
-    seen = {role.evidence or config.evidence for role in (roles.corrector, roles.verifier)}
-    return RecordedJudge(config.recorded, verified=verifier.enabled, informed=seen != {Evidence.NONE.value})
+    informed = bool(_informed(config) & {"corrector", "verifier"})
+    return RecordedJudge(config.recorded, verified=verifier.enabled, informed=informed)
 
 
 def _backend(config: JudgeConfig, around: Surroundings) -> ChatBackend:

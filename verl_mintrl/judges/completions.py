@@ -37,7 +37,7 @@ def read_completion(body: bytes) -> Completion:
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
-        if data.get("error"):
+        if data.get("error") or data.get("object") == "error":
             raise ErrorInBody
         raise _no_completion("has no choices[0].message", usage)
     reason = choice.get("finish_reason")
@@ -61,7 +61,7 @@ def error_summary(body: bytes) -> tuple[str, str]:
         return "", inner
     if not isinstance(inner, dict):
         return "", ""
-    code = inner.get("code") or inner.get("type")
+    code = inner.get("code") or inner.get("status") or inner.get("type")
     message = inner.get("message") or inner.get("msg") or _first(inner.get("detail"))
     if isinstance(message, dict):
         message = message.get("msg") or message.get("message")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,9 @@ from verl_mintrl.judges.retry import CallFailed, retry_after, retryable_status, 
 MAX_BODY_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 1 << 16
 _MAX_QUOTED_CHARS = 200
+_SHORTEST_KEY = 12  # shorter ones (EMPTY, test) are no secret
 _KEY = "intervention.judge.endpoint"
+_CHANGE_SERVER = f"point {_KEY}.base_url to another server, and change the key"
 _CONTEXT_CODES = ("context_length_exceeded", "exceed_context_size_error")
 _CONTEXT_WORDS = ("context length", "context size", "context window")
 
@@ -105,10 +108,18 @@ class EndpointBackend:
         try:
             async with streamed.create(**arguments) as response:
                 body = await _read(response.iter_bytes(), MAX_BODY_BYTES)
-            return read_completion(body)
+            completion = read_completion(body)
+            key = client.api_key if self._config.endpoint.api_key_env else ""
+            if len(key) >= _SHORTEST_KEY and key in (completion.text or ""):
+                told = JudgeError(
+                    "the judge's server answered with the key that it was sent", _CHANGE_SERVER, kind="http"
+                )
+                told.usage = completion.usage
+                raise told
+            return completion
         except ErrorInBody:
             code, _ = error_summary(body)
-            meant = int(code) if code.isdecimal() and 400 <= int(code[:4]) < 600 else 200
+            meant = int(code) if re.fullmatch(r"[45]\d\d", code, re.ASCII) else 200
             raise self._status_failure(_ErrorStatus(meant, {}, body), client.api_key, request) from None
         except JudgeError as error:
             if error.usage is not None:
@@ -133,20 +144,21 @@ class EndpointBackend:
 
     def _status_failure(self, error: _ErrorStatus, api_key: str, request: ReviewRequest) -> CallFailed:
         code, message = error_summary(error.body)
+        too_long = error.status in (400, 413, 422) and (
+            code in _CONTEXT_CODES or any(words in message.lower() for words in _CONTEXT_WORDS)
+        )
+        retryable = retryable_status(error.status) and code != "insufficient_quota"
         for secret in (api_key if self._config.endpoint.api_key_env else "", request.privileged):
             code, message = hide(code, secret), hide(message, secret)
         code = printable(code, _MAX_QUOTED_CHARS)
         quoted = ": ".join(part for part in (code, printable(message, _MAX_QUOTED_CHARS)) if part)
-        too_long = error.status in (400, 413, 422) and (
-            code in _CONTEXT_CODES or any(words in message.lower() for words in _CONTEXT_WORDS)
-        )
         if too_long:
             kind, hint = "context", "use a judge with a longer context, or lower data.max_response_length"
         else:
             kind, hint = "http", _HINTS.get(error.status, f"see {_KEY} and the log of the server")
         return CallFailed(
             JudgeError(f"the judge's server answered {error.status} ({quoted or 'no reason given'})", hint, kind=kind),
-            retryable=retryable_status(error.status) and code != "insufficient_quota",
+            retryable=retryable,
             wait_s=retry_after(error.headers),
         )
 

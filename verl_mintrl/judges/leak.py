@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from verl_mintrl.judges.text import without_blanks
 
 _WORD = re.compile(r"\w+", re.UNICODE)
+_NAME = 2  # underscores that a name may have
 _NO_LETTER = re.compile(r"[\W_]+", re.UNICODE)
 #: phrases that speak of evidence the policy never saw
 _REFERENCES = re.compile(
@@ -37,14 +38,17 @@ class LeakRules:
     ngram: int = 6
 
 
-def find_leak(correction: str, privileged: str | None, observable: str, rules: LeakRules) -> str:
+def find_leak(correction: str, privileged: str | None, observable: str, rules: LeakRules, replaced: str = "") -> str:
     """Why ``correction`` leaks, empty if it does not: ``gold``, ``reference`` or ``overlap``.
+
+    Out of reach: letters of another alphabet that look the same, and evidence spread over several corrections.
 
     Args:
         privileged: what only the judge saw, None if nothing.
         observable: all text the policy could see (problem, steps before, observations). What it implies word for word is no leak.
+        replaced: the step that is corrected; its phrases are the policy's own.
     """
-    seen = _flat(observable)
+    seen = _flat(f"{observable}\n{replaced}")
     match = _REFERENCES.search(correction)
     if match and _flat(match[0]) not in seen:
         return "reference"
@@ -70,10 +74,13 @@ def _letters(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """``text`` without differences that a reader would not see (NFKC: full-width letters, ligatures)."""
-    return without_blanks(unicodedata.normalize("NFKC", text)).lower()
+    """``text`` without differences of spelling alone (NFKD: full-width letters, ligatures, accents)."""
+    letters = unicodedata.normalize("NFKD", without_blanks(text))
+    return "".join(c for c in letters if not unicodedata.combining(c)).lower()
 
 
 def _ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    words = _WORD.findall(_plain(text))
+    words: list[str] = []
+    for word in _WORD.findall(_plain(text)):
+        words += word.split("_") if word.count("_") > _NAME else [word]  # a name, or words that were joined
     return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}

@@ -201,7 +201,7 @@ def _cost(usage: Any, seconds: float) -> Usage:
 def _count(value: Any) -> int:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
     return int(number) if 0 < number < _MAX_COUNT else 0
 

@@ -181,10 +181,11 @@ def _state_text(request: ReviewRequest) -> str:
 
 
 def _problem_text(problem: tuple[dict[str, Any], ...]) -> str:
-    return "\n\n".join(f"[{message.get('role', 'user')}]\n{_content_text(message)}" for message in problem)
+    return "\n\n".join(f"[{message.get('role', 'user')}]\n{content_text(message)}" for message in problem)
 
 
-def _content_text(message: dict[str, Any]) -> str:
+def content_text(message: dict[str, Any]) -> str:
+    """Text of a chat message, its tool calls as JSON."""
     content = message.get("content")
     if isinstance(content, (list, tuple)):
         parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in content]

@@ -135,7 +135,9 @@ class PythonJudge(Judge):
             else:
                 answer = await _POOL.run(lambda: function(request, *arguments))
             return await answer if inspect.isawaitable(answer) else answer
-        except JudgeError as error:  # the user's words
+        except ConfigError as error:  # the user's words
+            raise ConfigError(hide(error.message, request.privileged), hide(error.hint, request.privileged)) from None
+        except JudgeError as error:
             silent = JudgeError(
                 hide(error.message, request.privileged), hide(error.hint, request.privileged), error.kind
             )
@@ -168,7 +170,7 @@ def load(spec: str, key: str = _KEY, takes: tuple[str, ...] = ("request",)) -> C
         seen = "a class" if inspect.isclass(target) else f"of type {type(target).__name__}"
         raise ConfigError(f"{key}: {spec} is {seen}", f"name a function of ({', '.join(takes)})")
     try:
-        inspect.signature(target).bind(*takes)
+        inspect.signature(target, follow_wrapped=False).bind(*takes)
     except TypeError as error:
         raise ConfigError(
             f"{key}: {spec} cannot be called with ({', '.join(takes)}): {error}",

@@ -134,6 +134,8 @@ def _load(path: Path) -> dict[_Question, ReviewRecord]:
             )
         try:
             record = SessionRecord.from_dict(row)
+            if not isinstance(record.step, int) or not isinstance(record.session_id, int):
+                raise TypeError("the step or the session is no number")
         except (TypeError, AttributeError, ValueError, KeyError) as error:
             raise _unreadable(path, error) from error
         for looks in (record.reviews, record.walk):
@@ -149,19 +151,19 @@ def _fault(note: ReviewRecord) -> str:
     """What no run of ours would have written of a review, empty if nothing."""
     if note.outcome not in tuple(Outcome):
         return f"a review has the outcome {note.outcome!r}"
-    if note.outcome == Outcome.ERROR and note.reason not in JUDGE_ERROR_KINDS:
+    if note.outcome == Outcome.ERROR and str(note.reason) not in JUDGE_ERROR_KINDS:
         return f"an error of the judge is of the kind {note.reason!r}"
     if note.checks is not None and not (isinstance(note.checks, dict) and _CHECKS == set(note.checks)):
         return f"a Verifier's checks are {str(note.checks)[:100]}"
-    if not isinstance(note.question, str) or not isinstance(note.step, int | None):
-        return "a review has a question that is no text, or a step that is no number"
+    if not isinstance(note.question, str) or not isinstance(note.step, int | None) or not isinstance(note.final, bool):
+        return "a review has a question that is no text, a step that is no number, or a final that is neither true nor false"
     return ""
 
 
 def _rows(path: Path) -> Iterator[Any]:
     try:
         yield from read_jsonl(path)
-    except (ValueError, OSError) as error:  # no JSON, no text, no file
+    except (ValueError, OSError, RecursionError) as error:  # no JSON, no text, no file
         raise _unreadable(path, error) from error
 
 

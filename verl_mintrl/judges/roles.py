@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_mintrl.errors import DataError, JudgeError
 from verl_mintrl.judges.leak import LeakRules, find_leak
+from verl_mintrl.judges.prompts import content_text
 from verl_mintrl.judges.protocol import Correction, Evidence, Judge, Review, ReviewRequest, Verification
 
 
@@ -17,6 +18,13 @@ def lookup(sample: Mapping[str, Any], dotted: str) -> str:
     Raises:
         DataError: the path does not exist in the row, or holds nothing.
     """
+    value = _value(sample, dotted)
+    if value is None or str(value) == "":
+        raise DataError(f"the dataset row holds nothing at {dotted!r}.", "fill intervention.judge.evidence_column.")
+    return str(value)
+
+
+def _value(sample: Mapping[str, Any], dotted: str) -> Any:
     value: Any = sample
     for part in dotted.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -26,9 +34,7 @@ def lookup(sample: Mapping[str, Any], dotted: str) -> str:
                 "set intervention.judge.evidence_column to an existing column, or intervention.judge.evidence: none.",
             )
         value = value[part]
-    if value is None or str(value) == "":
-        raise DataError(f"the dataset row holds nothing at {dotted!r}.", "fill intervention.judge.evidence_column.")
-    return str(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Sight:
     evidence: Evidence = Evidence.NONE
     column: str | None = None
 
+    @property
+    def from_row(self) -> bool:
+        """Whether the evidence comes from the dataset row."""
+        return self.evidence in (Evidence.RUBRIC, Evidence.GOLD)
+
     def show(self, request: ReviewRequest) -> ReviewRequest:
         """The request with this role's evidence, and no other.
 
@@ -51,7 +62,7 @@ class Sight:
         privileged = None
         if self.evidence is Evidence.OUTCOME and request.outcome is not None:
             privileged = f"The finished response got the reward {request.outcome:g}."
-        elif self.evidence in (Evidence.RUBRIC, Evidence.GOLD) and self.column:
+        elif self.from_row and self.column:
             privileged = lookup(request.sample, self.column)
         evidence = self.evidence if privileged is not None else Evidence.NONE
         return replace(request, evidence=evidence, privileged=privileged)
@@ -74,6 +85,19 @@ class Part:
             return self.sight.show(request)
         except DataError as error:
             raise JudgeError(error.message, error.hint, kind="evidence") from error
+
+    def secrets(self, request: ReviewRequest) -> list[str]:
+        """What of it must not stand in a correction: the evidence, and each entry of one that is a list.
+
+        Raises:
+            JudgeError: the row lacks the evidence.
+        """
+        privileged = self.question(request).privileged
+        if privileged is None:
+            return []
+        entries: Any = _value(request.sample, self.sight.column) if self.sight.from_row and self.sight.column else None
+        entries = entries.tolist() if hasattr(entries, "tolist") else entries  # an array of numpy, as parquet gives
+        return [privileged, *(map(str, entries) if isinstance(entries, list | tuple) else ())]
 
 
 class RolesJudge(Judge):
@@ -112,13 +136,10 @@ class RolesJudge(Judge):
         Raises:
             JudgeError: the row lacks the evidence.
         """
-        seen = [
-            *(str(m.get("content")) for m in request.problem),
-            *request.observations[:step],
-            *request.steps[: step - 1],
-        ]
-        secrets = [part.question(request).privileged for part in (self._corrector, self._verifier)]
-        return any(s is not None and find_leak(correction, s, "\n".join(seen), self._rules) for s in secrets)
+        seen = [*map(content_text, request.problem), *request.observations[:step], *request.steps[: step - 1]]
+        secrets = [secret for part in (self._corrector, self._verifier) for secret in part.secrets(request)]
+        replaced = request.steps[step - 1]
+        return any(find_leak(correction, s, "\n".join(seen), self._rules, replaced) for s in secrets)
 
     async def verify(self, request: ReviewRequest, step: int, correction: str) -> Verification:
         if self.leaks(request, step, correction):

@@ -15,6 +15,9 @@ from uuid import uuid4
 from verl_mintrl.errors import JudgeError
 from verl_mintrl.judges.prompted import Completion
 from verl_mintrl.judges.protocol import ReviewRequest, Usage
+from verl_mintrl.judges.redact import hide, printable
+
+_MAX_QUOTED_CHARS = 500
 
 
 def teacher_keys(models: Mapping[str, Any]) -> dict[str, str]:
@@ -88,8 +91,9 @@ class ServerBackend:
                 sampling_params={"temperature": self.temperature, "top_p": 1.0, "max_tokens": room, "logprobs": False},
             )
         except Exception as error:
+            said = printable(hide(str(error), request.privileged), _MAX_QUOTED_CHARS)
             raise JudgeError(
-                f"the servers of the {self.name} failed: {type(error).__name__}: {error}", kind="unavailable"
+                f"the servers of the {self.name} failed: {type(error).__name__}: {said}", kind="unavailable"
             ) from error
         if output.stop_reason in ("aborted", "abort"):
             raise JudgeError(

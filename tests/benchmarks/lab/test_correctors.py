@@ -133,7 +133,10 @@ def test_verifying() -> None:
 
 @pytest.mark.parametrize("name", CORRECTORS)
 async def test_a_configuration_names_them(name: str) -> None:
-    roles = {role: load(f"lab.correctors:{name.upper()}.{role}") for role in ("review", "correct", "verify")}
+    takes = {"review": (), "correct": ("step",), "verify": ("step", "correction")}
+    roles = {
+        role: load(f"lab.correctors:{name.upper()}.{role}", takes=("request", *more)) for role, more in takes.items()
+    }
     judge = PythonJudge(roles["review"], in_thread=False, correct=roles["correct"], verify=roles["verify"])
     for terms, steps in flawed(40, 3, Flaws()):
         review = await judge.review(ask(steps, terms))
