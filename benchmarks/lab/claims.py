@@ -128,7 +128,7 @@ def _at_equal_time(results: Results, a: str, b: str) -> Finding:
     def number(run: Run) -> float:
         return run.at_seconds(budget[run.seed])
 
-    return above(results, a, b, number, "at equal wall-clock (the shorter of both)")
+    return above(results, a, b, number, "at equal CPU time (the shorter of both)")
 
 
 def coverage(results: Results) -> list[Finding]:

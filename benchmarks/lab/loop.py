@@ -7,6 +7,7 @@ optimiser instead of verl's actor. The same experiment under the same seed write
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -83,7 +84,7 @@ def run(
         the file, which appears only when the run is complete.
     """
     torch.manual_seed(experiment.seed)
-    rows: list[dict[str, Any]] = [{"experiment": asdict(experiment), "policy": policy.name}]
+    rows: list[dict[str, Any]] = [{"experiment": asdict(experiment), "policy": policy.name, "commit": commit()}]
     for row in _updates(experiment, policy):
         rows.append(row)
         on_update(row)
@@ -116,12 +117,13 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
             _warm_up(e, model, engine, tokenizer)
         yield {"update": 0, **e.examination.everything(sampler)}
         for update in range(1, e.updates + 1):
-            started, calls = time.monotonic(), engine.calls
+            # time of this process alone, so that runs side by side and other work on the machine do not count
+            started, calls = time.process_time(), engine.calls
             while len(queue) < e.prompts:
                 queue += order.sample(pool, len(pool))
             problems, queue = queue[: e.prompts], queue[e.prompts :]
             samples = baseline.sample(problems, update, e.n)
-            sampled = time.monotonic()
+            sampled = time.process_time()
             metrics = baseline.learn(learner, samples, update)
             engine.refresh()
             own = [s for s in samples if not s.record.intervened and not s.record.replaced]
@@ -133,8 +135,8 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
                 "train/own_success": float(np.mean([s.reward for s in own])) if own else None,
                 "train/solved_share": solved_share(solved, pool),
                 "train/tokens": sum(len(s.row.response_ids) for s in samples),
-                "time/sample": sampled - started,
-                "time/learn": time.monotonic() - sampled,
+                "cpu/sample": sampled - started,
+                "cpu/learn": time.process_time() - sampled,
                 "engine/calls": engine.calls - calls,
             }
             if samples and any(s.record.triggered for s in samples):
@@ -144,6 +146,13 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
             elif update % e.validate_every == 0:
                 row |= e.examination.validation(sampler)
             yield row
+
+
+def commit() -> str:
+    """What is run, as git names it; ``-dirty`` where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def _settings(e: Experiment, preset: str, overrides: dict[str, Any]) -> Settings:

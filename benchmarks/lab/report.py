@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ def write_report(results: Results, target: Path, suite: str, verl: Path) -> str:
     lines = [
         "# Claims",
         "",
-        f"Suite `{suite}`, {len(results)} runs, commit `{_commit()}`. {RULE}",
+        f"Suite `{suite}`, {len(results)} runs. {RULE}",
         "",
         f"Command: `python benchmarks/lab/run.py --suite {suite}`; a row alone: add `--arms` and the arms named in it.",
         "",
@@ -76,12 +75,14 @@ def _overview(results: Results) -> list[str]:
         "hard": lambda r: r.last("hard/success"),
         "old task": lambda r: r.last("old/success"),
         "inserted": lambda r: r.mean("intervention/inserted_token_share"),
-        "s per update": lambda r: r.seconds() / r.experiment["updates"],
+        "CPU s per update": lambda r: r.seconds() / r.experiment["updates"],
     }
-    lines = ["| arm | seeds | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
+    lines = ["| arm | seeds | " + " | ".join(columns) + " | commit |", "|---|---|" + "---|" * (len(columns) + 1)]
     for arm in sorted(results.arms, key=lambda arm: -float(np.mean(results.values(arm, columns["last"])))):
         numbers = [results.text(arm, number) for number in columns.values()]
-        lines.append(f"| {arm} | {len(results.of(arm))} | " + " | ".join(numbers) + " |")
+        seeds = " ".join(str(run.seed) for run in results.of(arm))
+        commits = " ".join(sorted({run.commit or "-" for run in results.of(arm)}))
+        lines.append(f"| {arm} | {seeds} | " + " | ".join(numbers) + f" | {commits} |")
     return lines
 
 
@@ -124,10 +125,3 @@ def draw(claim: Claim, results: Results, path: Path) -> bool:
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
     return True
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"

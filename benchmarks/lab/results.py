@@ -26,11 +26,13 @@ class Run:
         experiment: what was run.
         rows: one per update, the first before any.
         policy: name of the policy it began with.
+        commit: of the code; empty in runs kept before it was written down.
     """
 
     experiment: dict[str, Any]
     rows: list[dict[str, Any]]
     policy: str = ""
+    commit: str = ""
 
     @property
     def arm(self) -> str:
@@ -67,9 +69,9 @@ class Run:
         return float(sum(values)) if values else math.nan
 
     def seconds(self, until: int | None = None) -> float:
-        """Time spent sampling and learning, examinations left out."""
+        """CPU time spent sampling and learning, examinations left out; NaN where it was not recorded."""
         rows = [row for row in self.rows[1:] if until is None or row["update"] <= until]
-        return sum(row.get("time/sample", math.nan) + row.get("time/learn", math.nan) for row in rows)
+        return sum(row.get("cpu/sample", math.nan) + row.get("cpu/learn", math.nan) for row in rows)
 
     def until(self, update: int) -> Run:
         """The run as it was after an update; ratios of its length then refer to that."""
@@ -83,7 +85,8 @@ class Run:
             name: [[row["update"], float(f"{row[name]:.4g}")] for row in self.rows if row.get(name) is not None]
             for name in names
         }
-        return {"experiment": self.experiment, "policy": self.policy, "columns": columns}
+        head = {"experiment": self.experiment, "policy": self.policy, "commit": self.commit}
+        return {**head, "columns": columns}
 
     @classmethod
     def from_kept(cls, line: Mapping[str, Any]) -> Run:
@@ -92,7 +95,9 @@ class Run:
         for name, column in line["columns"].items():
             for update, value in column:
                 rows.setdefault(update, {"update": update})[name] = value
-        return cls(line["experiment"], [rows[update] for update in sorted(rows)], line["policy"])
+        return cls(
+            line["experiment"], [rows[update] for update in sorted(rows)], line["policy"], line.get("commit", "")
+        )
 
     def at_seconds(self, budget: float) -> float:
         """Validation success at the last look within a time; NaN where no times were kept."""
@@ -103,9 +108,9 @@ class Run:
 
 #: what is kept of every update, and words in the names of what is kept where it was looked at
 EVERY_UPDATE = (
-    *("time/sample", "time/learn", "train/own_success", "train/solved_share"),
+    *("cpu/sample", "cpu/learn", "train/own_success", "train/solved_share"),
     *("intervention/judge_calls", "intervention/inserted_token_share", "intervention/reviews_inserted"),
-    *("intervention/rejected/perplexity", "intervention/rescue_rate"),
+    *("intervention/rejected/perplexity", "intervention/rejected/leak", "intervention/rescue_rate"),
     *("intervention/bonus", "intervention/sign_flips", "intervention/bonus_capped_share", "actor/entropy"),
 )
 LOOKS = ("val/", "harder/", "hard/", "old/")
@@ -163,7 +168,7 @@ class Results:
             runs += [Run.from_kept(json.loads(line)) for line in kept.read_text().splitlines()]
         for path in sorted(folder.glob("*.jsonl")):
             head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-            runs.append(Run(head["experiment"], rows, head.get("policy", "")))
+            runs.append(Run(head["experiment"], rows, head.get("policy", ""), head.get("commit", "")))
         return cls(runs)
 
     def keep(self, path: Path) -> None:

@@ -29,7 +29,7 @@ import pandas
 from lab import tasks
 from lab.arms import ARMS, judged_by
 from lab.evaluate import PROBLEM_SEED
-from lab.loop import Experiment
+from lab.loop import Experiment, commit
 from lab.pretrain import policy_path
 from lab.settings import COMMON, ROOT
 from lab.suites import experiment
@@ -70,6 +70,7 @@ def main() -> None:
             {
                 "experiment": {"arm": chosen.arm, "seed": chosen.seed, "updates": chosen.updates},
                 "policy": policy_path().name,
+                "commit": commit(),
             },
             *rows,
         ],
@@ -120,8 +121,6 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         success = [value for name, value in data.items() if name.startswith("val-core/") and "/mean@" in name]
         if success:
             row["val/success"] = success[0]
-        if "timing_s/gen" in data:
-            row |= {"time/sample": data["timing_s/gen"], "time/learn": data["timing_s/update_actor"]}
         yield row
 
 

@@ -17,7 +17,7 @@ from lab.suites import FULL, SEEDS, suite
 
 def make_run(arm, seed, successes, **more):
     rows = [
-        {"update": u, "val/success": s, "time/sample": 1.0, "time/learn": 1.0, **more} for u, s in enumerate(successes)
+        {"update": u, "val/success": s, "cpu/sample": 1.0, "cpu/learn": 1.0, **more} for u, s in enumerate(successes)
     ]
     return Run({"arm": arm, "seed": seed, "updates": len(successes) - 1}, rows)
 
@@ -81,10 +81,10 @@ def test_kept_runs_say_what_the_runs_said(tmp_path):
     """The table made from ``runs.jsonl`` is the one made from the runs."""
     more = {"intervention/judge_calls": 7.0, "hard/success": 0.25, "somewhere/else": 1.0}
     runs = [make_run("const_noisy", seed, [0.1, 0.5, 0.123456789], **more) for seed in SEEDS]
-    Results([Run(r.experiment, r.rows, "p") for r in runs]).keep(tmp_path / KEPT)
+    Results([Run(r.experiment, r.rows, "p", "c0ffee") for r in runs]).keep(tmp_path / KEPT)
     kept = Results.load(tmp_path / "nothing here", tmp_path / KEPT)
     for run, again in zip(runs, kept.of("const_noisy"), strict=True):
-        assert again.experiment == run.experiment and again.policy == "p"
+        assert again.experiment == run.experiment and (again.policy, again.commit) == ("p", "c0ffee")
         assert again.seconds() == run.seconds() == 4.0
         assert again.gathered("intervention/judge_calls") == run.gathered("intervention/judge_calls")
         assert again.last() == pytest.approx(run.last(), rel=1e-3) and again.last("hard/success") == 0.25

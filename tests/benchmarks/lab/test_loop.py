@@ -11,7 +11,7 @@ from lab.evaluate import Examination
 from lab.loop import Experiment, run
 
 SMALL = {"updates": 2, "prompts": 2, "n": 4, "pool": 8, "validate_every": 2, "examination": Examination(4, 2)}
-TIMES = ("time/", "latency", "wait_share")
+TIMES = ("cpu/", "latency", "wait_share")
 
 
 def experiment(name, seed=0, **changes):
