@@ -31,9 +31,13 @@ class Arm:
     experiment: Mapping[str, Any] = field(default_factory=dict)
     optimisation: Mapping[str, Any] = field(default_factory=dict)
 
-    def configuration(self) -> dict[str, Any]:
-        """Overrides of the composed configuration."""
-        result = dict(judged_by(self.corrector, self.preset)) if self.corrector not in ("", "hint") else {}
+    def configuration(self, judges: str = "lab.judging") -> dict[str, Any]:
+        """Overrides of the composed configuration.
+
+        Args:
+            judges: module of the correctors; ``lab.correctors`` for a run under verl.
+        """
+        result = judged_by(self.corrector, self.preset, judges) if self.corrector not in ("", "hint") else {}
         result |= {INTERVENTION + key: value for key, value in self.overrides.items()}
         return result | {f"actor_rollout_ref.actor.{key}": value for key, value in self.actor.items()}
 
@@ -42,12 +46,8 @@ class Arm:
 SEPARATE = ("rti", "vcv_regression")
 
 
-def judged_by(corrector: str, preset: str, module: str = "lab.judging") -> dict[str, Any]:
-    """Overrides that put a corrector into all roles of a preset.
-
-    Args:
-        module: where it is found; ``lab.correctors`` for a run under verl.
-    """
+def judged_by(corrector: str, preset: str, module: str) -> dict[str, Any]:
+    """Overrides that put a corrector, found in ``module``, into all roles of a preset."""
     names = {role: f"{module}:{corrector.upper()}.{role}" for role in ("review", "correct", "verify")}
     result: dict[str, Any] = {
         "judge.backend": "python",
@@ -107,7 +107,7 @@ def _arms() -> dict[str, Arm]:
         **{
             f"{name}_hard": arm
             for name, arm in {**presets, **baselines}.items()
-            if name in ("grpo", "sft_then_grpo", "regression_on_policy", "mintrl_const", "mintrl_gated", "rti")
+            if name in ("grpo", "sft_then_grpo", "regression_on_policy", "rti")
         },
         "const_hard_insertions_8": const,
         "gated_hard_insertions_8": gated,
@@ -150,6 +150,14 @@ def _arms() -> dict[str, Arm]:
         "rti_strict": but(rti, gate__delta=1.5),
         "rti_strict_ignoring_numbers": but(rti, gate__delta=1.5, gate__ignore_numbers=True),
     }
+    # a teacher whose words are right but not the policy's, under the narrow bound
+    short["rti_verbose_strict"] = but(short["rti_verbose"], gate__delta=1.5)
+    # what a judge that errs is shown
+    columns = {"none": None, "outcome": None, "rubric": "extra_info.solution", "gold": "reward_model.ground_truth"}
+    for level, column in columns.items():
+        shown = but(replace(rti, corrector="informed"), judge__evidence=level, judge__evidence_column=column)
+        short[f"rti_shown_{level}"] = shown
+    short["rti_shown_gold_unverified"] = but(shown, verifier__enabled=False)
     brief = {"updates": SHORT, "validate_every": SHORT // 2}
     arms = {**presets, **baselines}
     arms |= {name: replace(arm, experiment=HARD) for name, arm in long.items()}

@@ -101,7 +101,7 @@ def speed(run: Run) -> float:
 
 def final_success(results: Results) -> list[Finding]:
     found = []
-    for method in (*HARD_METHODS, *(f"{m}_hard" for m in METHODS)):
+    for method in (*HARD_METHODS, "rti_hard"):
         for baseline in (f"{b}_hard" for b in BASELINES):
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint, trained on hard problems"))
             found.append(above(results, method, baseline, last("hard/success"), "the same, success on hard problems"))
@@ -112,7 +112,6 @@ def final_success(results: Results) -> list[Finding]:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint"))
             found.append(above(results, method, baseline, best, "best checkpoint"))
             found.append(above(results, method, baseline, speed, "mean over all looks"))
-        found.append(_at_equal_time(results, method, "grpo"))
     early = results.until(SHORT)
     after = f"after {SHORT} updates, trained on hard problems"
     others = ("luffy_hard", "gspo_hard", "distil_hard", "proxy_hard", "self_hard", "vcv_hard")
@@ -263,7 +262,7 @@ def schedule(results: Results) -> list[Finding]:
         above(results, "const_stop", CONST, SUCCESS, "interventions in the first half only"),
         above(results, "gated_stop", GATED, SUCCESS, "interventions in the first half only"),
     ]
-    for method in (*HARD_METHODS, *METHODS):
+    for method in HARD_METHODS:
         finding = above(
             results, method, method, own_late, "success before editing, last fifth against first", own_early
         )
@@ -277,16 +276,36 @@ def self_intervention(results: Results) -> list[Finding]:
         above(results, "self_hard", "grpo_hard", SUCCESS, "its own judge, with a hint"),
         above(results, "proxy_hard", "self_hard", SUCCESS, "exact judge against itself"),
         above(results, "rti_hint", "grpo_hard", SUCCESS, "its own Validator, Corrector and Verifier"),
-        Finding(
-            "evidence none / outcome / rubric / gold, with leak rate",
-            "this policy reads no prompt but its own questions: it cannot be shown evidence",
-            "not run",
-        ),
+        *evidence(results),
     ]
+
+
+def evidence(results: Results) -> list[Finding]:
+    """A judge that errs in 30 % of the wrong and 10 % of the right steps, and less the more it is shown."""
+
+    def leaked(run: Run) -> float:
+        offered = run.gathered("intervention/reviews_inserted") + run.gathered("intervention/reviews_rejected")
+        return run.gathered("intervention/rejected/leak") / offered if offered else math.nan
+
+    shown = [f"rti_shown_{level}" for level in ("none", "outcome", "rubric", "gold", "gold_unverified")]
+    none, *_, gold, unverified = shown
+    found = [above(results, arm, none, SUCCESS, "a judge that errs, shown evidence against none") for arm in shown[1:4]]
+    found.append(above(results, gold, unverified, SUCCESS, "shown the answer, with against without Verifier"))
+    found.append(above(results, gold, unverified, last("val/step_accuracy"), "the same, share of right steps"))
+    for arm in shown:
+        numbers = (
+            f"{results.text(arm, leaked)} of the corrections; success {results.text(arm, SUCCESS)}, steps right "
+            f"{results.text(arm, last('val/step_accuracy'))}, steps {results.text(arm, last('val/steps'), 2)}"
+        )
+        found.append(
+            Finding(f"{arm}: rejected as leaks", numbers, "reported" if results.of(arm) else "not run"),
+        )
+    return found
 
 
 def rti_parts(results: Results) -> list[Finding]:
     consistent, hard = last("val/pass^4"), last("val/pass^2")
+    teacher = "teacher that is right in words of its own, bound 5 against 1.5"
     return [
         above(results, "rti_noisy", "rti_noisy_unverified", SUCCESS, "noisy judge, with against without Verifier"),
         above(results, "grpo_hard", "rti_noisy_unverified", SUCCESS, "noisy, without Verifier, is worse than nothing"),
@@ -295,16 +314,19 @@ def rti_parts(results: Results) -> list[Finding]:
         above(results, "rti_noisy", "rti_noisy_ungated", consistent, "pass^4, noisy judge, with against without gate"),
         above(results, RTI, "rti_unweighted", SUCCESS, "with against without steering weights"),
         above(results, RTI, "rti_unverified", SUCCESS, "exact judge, with against without Verifier"),
-        Finding("a stronger teacher with a delta of its own", "one corrector quality only", "not run"),
+        above(results, "rti_verbose", "rti_verbose_strict", passed, f"{teacher}: share of its corrections that pass"),
+        above(results, "rti_verbose", "rti_verbose_strict", SUCCESS, teacher),
     ]
 
 
-def gate(results: Results) -> list[Finding]:
-    def passed(run: Run) -> float:
-        rejected = run.gathered("intervention/rejected/perplexity")
-        offered = rejected + run.gathered("intervention/reviews_inserted")
-        return 1 - rejected / offered if offered else math.nan
+def passed(run: Run) -> float:
+    """Share of the corrections that the perplexity gate lets pass."""
+    rejected = run.gathered("intervention/rejected/perplexity")
+    offered = rejected + run.gathered("intervention/reviews_inserted")
+    return 1 - rejected / offered if offered else math.nan
 
+
+def gate(results: Results) -> list[Finding]:
     return [
         above(results, RTI, "rti_strict", passed, "share of corrections that pass, bound 5 against 1.5"),
         above(
@@ -439,8 +461,11 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         8,
-        "Self-intervention",
-        ("self_hard", "proxy_hard", "rti_hint", "grpo_hard", "regression_on_policy_hard"),
+        "Self-intervention; evidence and leaks",
+        (
+            *("self_hard", "proxy_hard", "rti_hint", "grpo_hard", "regression_on_policy_hard"),
+            *("rti_shown_none", "rti_shown_outcome", "rti_shown_rubric", "rti_shown_gold", "rti_shown_gold_unverified"),
+        ),
         self_intervention,
         "",
         short=True,
@@ -450,7 +475,7 @@ CLAIMS: tuple[Claim, ...] = (
         "RTI without Verifier, gate, weights",
         (
             *("grpo_hard", RTI, "rti_unverified", "rti_ungated", "rti_unweighted"),
-            *("rti_noisy", "rti_noisy_unverified", "rti_noisy_ungated"),
+            *("rti_noisy", "rti_noisy_unverified", "rti_noisy_ungated", "rti_verbose", "rti_verbose_strict"),
         ),
         rti_parts,
         "",

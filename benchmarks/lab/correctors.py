@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab import tasks
-from verl_mintrl.judges.protocol import Review, ReviewRequest, Verification
+from verl_mintrl.judges.protocol import Evidence, Review, ReviewRequest, Verification
 
 _SHORTEST_BOUND = 16  # characters that a correction may always have
 
@@ -95,7 +95,7 @@ class Corrector:
                 return Review.revise(index + 1, answer, final=True)
         right = request.steps[index].strip() == expected
         slip = right or self.error_rate / 2 <= self._chance(request, index, "error") < self.error_rate
-        text = self._slipped(expected, request, index) if slip else expected
+        text = self._mistaken(expected, request, terms, index) if slip else expected
         return Review.revise(index + 1, self._worded(text), final=tasks.is_ended(text))
 
     def _continuation(self, request: ReviewRequest, terms: Sequence[int]) -> Review:
@@ -103,6 +103,10 @@ class Corrector:
         missing = tasks.check_lines(terms, [*request.steps, ""], self._add)[-1].expected
         text = tasks.ending_line(sum(terms)) if self.leaks else self._worded(missing)
         return Review.revise(len(request.steps), f"{request.steps[-1].rstrip()}\n{text}", final=tasks.is_ended(text))
+
+    def _mistaken(self, line: str, request: ReviewRequest, terms: Sequence[int], index: int) -> str:
+        """What it writes where it does not know better."""
+        return self._slipped(line, request, index)
 
     def _slipped(self, line: str, request: ReviewRequest, index: int) -> str:
         """``line`` with a result that is neither right nor what the step says."""
@@ -122,12 +126,37 @@ class Corrector:
         return int.from_bytes(hashlib.sha256(key.encode("utf-8", "replace")).digest()[:7], "big") / 2**56
 
 
+class Informed(Corrector):
+    """A corrector that errs less the more it is shown: a model of ours of what evidence does, not a measurement.
+
+    Told the *outcome*, it looks a second time where it found nothing wrong. With a *rubric*, the worked solution, it errs nowhere.
+    With the *gold* answer it is tempted: where it does not know the step it writes the answer, which is a leak.
+    """
+
+    def _objects(self, request: ReviewRequest, index: int, right: bool) -> bool:
+        if request.evidence is Evidence.RUBRIC:
+            return not right
+        if super()._objects(request, index, right):
+            return True
+        again = request.evidence is Evidence.OUTCOME and not right
+        return again and self._chance(request, index, "again") >= self.error_rate / 2
+
+    def _mistaken(self, line: str, request: ReviewRequest, terms: Sequence[int], index: int) -> str:
+        answer = tasks.ending_line(sum(terms))
+        if request.evidence is Evidence.RUBRIC:
+            return line
+        if request.evidence is Evidence.GOLD and answer != request.steps[index].strip():
+            return answer
+        return super()._mistaken(line, request, terms, index)
+
+
 EXACT = Corrector()
 NOISY = Corrector(error_rate=0.3)
 SYSTEMATIC = Corrector(misbelief=7)
 ALARMIST = Corrector(false_alarm_rate=0.1)
 VERBOSE = Corrector(verbose=True)
 LEAKING = Corrector(leaks=True)
+INFORMED = Informed(error_rate=0.3, false_alarm_rate=0.1)
 
 #: name -> corrector
 CORRECTORS = {
@@ -137,4 +166,5 @@ CORRECTORS = {
     "alarmist": ALARMIST,
     "verbose": VERBOSE,
     "leaking": LEAKING,
+    "informed": INFORMED,
 }

@@ -46,6 +46,7 @@ SYSTEMATIC = OnLoop(correctors.SYSTEMATIC)
 ALARMIST = OnLoop(correctors.ALARMIST)
 VERBOSE = OnLoop(correctors.VERBOSE)
 LEAKING = OnLoop(correctors.LEAKING)
+INFORMED = OnLoop(correctors.INFORMED)
 
 
 class Client(Protocol):

@@ -110,6 +110,7 @@ class Run:
 EVERY_UPDATE = (
     *("cpu/sample", "cpu/learn", "train/own_success", "train/solved_share"),
     *("intervention/judge_calls", "intervention/inserted_token_share", "intervention/reviews_inserted"),
+    "intervention/reviews_rejected",
     *("intervention/rejected/perplexity", "intervention/rejected/leak", "intervention/rescue_rate"),
     *("intervention/bonus", "intervention/sign_flips", "intervention/bonus_capped_share", "actor/entropy"),
 )

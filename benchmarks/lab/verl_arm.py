@@ -27,7 +27,7 @@ if not __package__:
 import pandas
 
 from lab import tasks
-from lab.arms import ARMS, judged_by
+from lab.arms import ARMS
 from lab.evaluate import PROBLEM_SEED
 from lab.loop import Experiment, commit
 from lab.pretrain import policy_path
@@ -84,8 +84,7 @@ def overrides(chosen: Experiment) -> Iterator[str]:
     arm, optimisation = ARMS[chosen.arm], chosen.optimisation
     values: dict[str, Any] = {
         **{key: value for key, value in COMMON.items() if "_files" not in key and "model.path" not in key},
-        **arm.configuration(),
-        **(judged_by(arm.corrector, arm.preset, "lab.correctors") if arm.corrector else {}),
+        **arm.configuration("lab.correctors"),
         "data.train_batch_size": chosen.prompts,
         "data.val_batch_size": chosen.examination.problems,
         "data.seed": chosen.seed,

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 from lab import tasks
 from lab.corpus import Flaws, write_solution
-from lab.correctors import CORRECTORS, EXACT, LEAKING, NOISY, SYSTEMATIC, VERBOSE, Corrector
+from lab.correctors import CORRECTORS, EXACT, INFORMED, LEAKING, NOISY, SYSTEMATIC, VERBOSE, Corrector
 
-from verl_mintrl.judges.protocol import Review, ReviewRequest, Verdict
+from verl_mintrl.judges.protocol import Evidence, Review, ReviewRequest, Verdict
 from verl_mintrl.judges.python import PythonJudge, load
 
 TERMS = (3, 8, 7, 9)
@@ -120,6 +121,42 @@ def test_the_leaking_one_writes_the_answer() -> None:
     assert LEAKING.review(ask(("03b8=01\n",), finished=False)) == Review.revise(1, "#27", final=True)
     checked = EXACT.verify(ask(("03b8=01\n",), finished=False), 1, "#27")
     assert (checked.agrees, checked.leak_free) == (False, False)
+
+
+def test_the_informed_one_errs_less_the_more_it_is_shown() -> None:
+    def shown(evidence: Evidence) -> tuple[float, float]:
+        @dataclass(frozen=True)
+        class Shown(Corrector):
+            def review(self, request: ReviewRequest) -> Review:
+                return INFORMED.review(replace(request, evidence=evidence))
+
+        return outcomes(Shown())
+
+    fixed, alarms = shown(Evidence.NONE)
+    assert fixed == pytest.approx(0.7, abs=0.07) and alarms == pytest.approx(0.1, abs=0.03)
+    looked_again, same = shown(Evidence.OUTCOME)
+    assert looked_again > fixed + 0.05 and same == alarms
+    assert shown(Evidence.RUBRIC) == (1.0, 0.0)
+    tempted, same = shown(Evidence.GOLD)
+    assert tempted == pytest.approx(fixed, abs=0.1) and same == alarms
+
+
+def test_shown_the_answer_the_informed_one_leaks_where_it_would_err() -> None:
+    leaks = errors = 0
+    for terms, steps in flawed(200, 3, Flaws()):
+        request = ask(steps, terms, finished=False)
+        plain, tempted = INFORMED.review(request), INFORMED.review(replace(request, evidence=Evidence.GOLD))
+        if plain.step is None:
+            assert tempted == plain
+            continue
+        expected = tasks.check_lines(terms, steps)[plain.step - 1].expected
+        answer = tasks.ending_line(sum(terms))
+        if plain.correction == expected or steps[plain.step - 1] == answer:
+            assert tempted == plain
+        else:
+            errors += 1
+            leaks += tempted == Review.revise(plain.step, answer, final=True)
+    assert errors and leaks == errors
 
 
 def test_verifying() -> None:
