@@ -98,6 +98,7 @@ def _arms() -> dict[str, Arm]:
             },
         ),
         "luffy": Arm("grpo", baseline="luffy"),
+        "mentor": Arm("grpo", baseline="mentor"),
         "distil": Arm("grpo", baseline="distil"),
     }
     many = {name: but(arm, budget__max_insertions=MANY) for name, arm in presets.items()}
@@ -116,7 +117,7 @@ def _arms() -> dict[str, Arm]:
         "const_stop": but(const, schedule__stop_after_updates=20),
         "gated_stop": but(gated, schedule__stop_after_updates=20),
     }
-    short = {f"{name}_hard": baselines[name] for name in ("gspo", "luffy", "distil")}
+    short = {f"{name}_hard": baselines[name] for name in ("gspo", "luffy", "mentor", "distil")}
     short |= {"proxy_hard": proxy, "self_hard": many["mintrl_self"], "vcv_hard": many["vcv_regression"]}
     # judges of lesser quality
     for name in ("noisy", "systematic", "alarmist", "verbose", "leaking"):
@@ -146,6 +147,7 @@ def _arms() -> dict[str, Arm]:
         "rti_unverified": but(rti, verifier__enabled=False),
         "rti_ungated": but(rti, gate__mode="none"),
         "rti_unweighted": but(rti, token_weights__mode="ones"),
+        "rti_eps_cal_0.5": but(rti, token_weights__eps_cal=0.5),
         "rti_hint": replace(rti, corrector="hint"),
         "rti_strict": but(rti, gate__delta=1.5),
         "rti_strict_ignoring_numbers": but(rti, gate__delta=1.5, gate__ignore_numbers=True),

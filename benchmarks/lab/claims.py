@@ -114,9 +114,11 @@ def final_success(results: Results) -> list[Finding]:
             found.append(above(results, method, baseline, speed, "mean over all looks"))
     early = results.until(SHORT)
     after = f"after {SHORT} updates, trained on hard problems"
-    others = ("luffy_hard", "gspo_hard", "distil_hard", "proxy_hard", "self_hard", "vcv_hard")
+    others = ("luffy_hard", "mentor_hard", "gspo_hard", "distil_hard", "proxy_hard", "self_hard", "vcv_hard")
     found += [above(early, other, "grpo_hard", SUCCESS, after) for other in others]
-    return found + [above(early, m, b, SUCCESS, after) for m in HARD_METHODS for b in ("luffy_hard", "distil_hard")]
+    return found + [
+        above(early, m, b, SUCCESS, after) for m in HARD_METHODS for b in ("luffy_hard", "mentor_hard", "distil_hard")
+    ]
 
 
 def _at_equal_time(results: Results, a: str, b: str) -> Finding:
@@ -313,6 +315,7 @@ def rti_parts(results: Results) -> list[Finding]:
         above(results, RTI, "rti_ungated", hard, "pass^2, with against without gate"),
         above(results, "rti_noisy", "rti_noisy_ungated", consistent, "pass^4, noisy judge, with against without gate"),
         above(results, RTI, "rti_unweighted", SUCCESS, "with against without steering weights"),
+        above(results, RTI, "rti_eps_cal_0.5", SUCCESS, "eps_cal 0.2 against 0.5"),
         above(results, RTI, "rti_unverified", SUCCESS, "exact judge, with against without Verifier"),
         above(results, "rti_verbose", "rti_verbose_strict", passed, f"{teacher}: share of its corrections that pass"),
         above(results, "rti_verbose", "rti_verbose_strict", SUCCESS, teacher),
@@ -474,7 +477,7 @@ CLAIMS: tuple[Claim, ...] = (
         9,
         "RTI without Verifier, gate, weights",
         (
-            *("grpo_hard", RTI, "rti_unverified", "rti_ungated", "rti_unweighted"),
+            *("grpo_hard", RTI, "rti_unverified", "rti_ungated", "rti_unweighted", "rti_eps_cal_0.5"),
             *("rti_noisy", "rti_noisy_unverified", "rti_noisy_ungated", "rti_verbose", "rti_verbose_strict"),
         ),
         rti_parts,

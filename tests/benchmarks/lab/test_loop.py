@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,13 @@ def test_interventions_reach_the_rows(tiny_policy, tmp_path):
     assert row["intervention/sessions_intervened"] > 0
     assert 0 < row["intervention/inserted_token_share"] < 1
     assert row["actor/regression/drift_abs_min"] == 0, "the log-probs are those of the policy that sampled"
+
+
+@pytest.mark.parametrize("name", ["sft_then_grpo", "luffy", "mentor", "distil"])
+def test_baselines_learn(tiny_policy, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("lab.baselines.teacher_path", lambda: tiny_policy)
+    last = rows(run(experiment(name), tiny_policy, tmp_path))[-1]
+    assert last["update"] == 2 and math.isfinite(last["actor/grad_norm"])
 
 
 @pytest.mark.parametrize("name", ["mintrl_const", "rti"])
