@@ -96,15 +96,17 @@ def draw(claim: Claim, results: Results, path: Path) -> bool:
     arms = [arm for arm in claim.arms if results.of(arm)]
     if not arms:
         return False
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     for number, arm in enumerate(arms):
         runs = results.of(arm)
         if claim.curve:
             curves = [dict(run.curve(claim.curve)) for run in runs]
             updates = sorted(set.intersection(*(set(curve) for curve in curves)))
             lines = np.array([[curve[u] for u in updates] for curve in curves])
-            style = "-" if number < 10 else "--"
-            (line,) = axes.plot(updates, lines.mean(0), style, label=f"{arm} ({len(runs)})")
+            # on problems of the usual length everything is higher: a family of curves of its own
+            style = "-" if runs[0].experiment["split"] == "hard" else "--"
+            color = f"C{number % 10}"
+            (line,) = axes.plot(updates, lines.mean(0), style, color=color, label=f"{arm} ({len(runs)})")
             if len(runs) > 1:
                 spread = lines.std(0, ddof=1)
                 axes.fill_between(
@@ -116,7 +118,7 @@ def draw(claim: Claim, results: Results, path: Path) -> bool:
     if claim.curve:
         axes.set_xlabel("update")
         axes.set_ylabel(claim.curve)
-        axes.legend(fontsize=7)
+        figure.legend(fontsize=7, loc="outside right upper")
     else:
         axes.set_yticks(range(len(arms)), arms, fontsize=8)
         axes.invert_yaxis()

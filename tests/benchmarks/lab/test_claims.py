@@ -19,7 +19,7 @@ def make_run(arm, seed, successes, **more):
     rows = [
         {"update": u, "val/success": s, "cpu/sample": 1.0, "cpu/learn": 1.0, **more} for u, s in enumerate(successes)
     ]
-    return Run({"arm": arm, "seed": seed, "updates": len(successes) - 1}, rows)
+    return Run({"arm": arm, "seed": seed, "updates": len(successes) - 1, "split": "hard"}, rows)
 
 
 @pytest.mark.parametrize(
