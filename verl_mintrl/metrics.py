@@ -33,10 +33,15 @@ REJECTIONS = (
 ROLES = ("validator", "corrector", "verifier")
 
 
-def judge_counts(records: Iterable[SessionRecord]) -> tuple[int, Counter[str]]:
-    """Reviews asked for, and how many of them failed, by kind."""
+def judge_counts(records: Iterable[SessionRecord], role: str = "") -> tuple[int, Counter[str]]:
+    """Reviews asked for, and how many of them failed, by kind.
+
+    Args:
+        role: only reviews in which it was asked, and errors that are its own; empty: all.
+    """
     reviews = [review for record in records for review in record.asked]
-    return len(reviews), Counter(r.reason for r in reviews if r.outcome == Outcome.ERROR)
+    asked = [r for r in reviews if not role or role in r.calls_by_role or role == r.failed_role]
+    return len(asked), Counter(r.reason for r in asked if r.outcome == Outcome.ERROR and role in ("", r.failed_role))
 
 
 def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = None) -> dict[str, float]:

@@ -34,7 +34,7 @@ from verl_mintrl.judges.build import check_sources
 from verl_mintrl.learning.loss import finish_metrics
 from verl_mintrl.learning.targets import Rows, Targets, build_targets
 from verl_mintrl.manifest import Manifest
-from verl_mintrl.metrics import PREFIX, judge_costs, judge_counts, learning_metrics, rollout_metrics
+from verl_mintrl.metrics import PREFIX, ROLES, judge_costs, judge_counts, learning_metrics, rollout_metrics
 from verl_mintrl.rollout.output import RECORD_KEY
 from verl_mintrl.trajectory.record import Role, SessionRecord, write_jsonl
 from verl_mintrl.trajectory.spans import Author
@@ -62,7 +62,7 @@ class InterventionTrainer(PPOTrainer):
         self.intervention = validate(config)
         if self.intervention.trigger != "never":
             check_sources(self.intervention.judge, self.intervention.verifier)
-        self._judge_calls, self._judge_errors = 0, Counter[str]()
+        self._judge_counts = {role: (0, Counter[str]()) for role in ("", *ROLES)}
         self.regression = config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
         super().__init__(config)
 
@@ -256,21 +256,21 @@ class InterventionTrainer(PPOTrainer):
         """Stop the run where the failure policy says so; the trajectories are dumped first.
 
         Raises:
-            InterventionError: ``on_error: fail`` met a failure, or too many judge calls failed.
+            InterventionError: ``on_error: fail`` met a failure, or too many calls of the judge or of one of its roles failed.
         """
         message = next((record.fatal for record in records if record.fatal), "")
         hint = ""  # a fatal record brings its own
-        calls, errors = judge_counts(records)
-        self._judge_calls += calls
-        self._judge_errors += errors
         judge = self.intervention.judge
-        if self._judge_calls >= judge.min_calls:  # counted over as many updates as it takes
-            failed, asked = self._judge_errors, self._judge_calls
-            self._judge_calls, self._judge_errors = 0, Counter()
-            if not message and failed.total() / asked > judge.max_error_rate:
+        # also by role: a Corrector that always fails is asked far less often than a Validator that finds nothing wrong
+        for role, (before, failed_before) in self._judge_counts.items():
+            calls, errors = judge_counts(records, role)
+            asked, failed = before + calls, failed_before + errors
+            enough = asked >= judge.min_calls  # counted over as many updates as it takes
+            self._judge_counts[role] = (0, Counter()) if enough else (asked, failed)
+            if enough and not message and failed.total() / asked > judge.max_error_rate:
                 message = (
-                    f"{failed.total()} of {asked} judge calls failed up to step {self.global_steps} ({dict(failed)}); "
-                    f"intervention.judge.max_error_rate is {judge.max_error_rate}."
+                    f"{failed.total()} of {asked} {role or 'judge'} calls failed up to step {self.global_steps} "
+                    f"({dict(failed)}); intervention.judge.max_error_rate is {judge.max_error_rate}."
                 )
                 hint = "repair the judge, or raise intervention.judge.max_error_rate."
         if message:

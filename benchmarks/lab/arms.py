@@ -119,6 +119,7 @@ def _arms() -> dict[str, Arm]:
     }
     short = {f"{name}_hard": baselines[name] for name in ("gspo", "luffy", "mentor", "distil")}
     short |= {"proxy_hard": proxy, "self_hard": many["mintrl_self"], "vcv_hard": many["vcv_regression"]}
+    short["vcv_unweighted"] = but(short["vcv_hard"], token_weights__mode="ones")
     # judges of lesser quality
     for name in ("noisy", "systematic", "alarmist", "verbose", "leaking"):
         for method, arm in (("const", const), ("gated", gated), ("rti", rti)):

@@ -114,7 +114,16 @@ def final_success(results: Results) -> list[Finding]:
             found.append(above(results, method, baseline, speed, "mean over all looks"))
     early = results.until(SHORT)
     after = f"after {SHORT} updates, trained on hard problems"
-    others = ("luffy_hard", "mentor_hard", "gspo_hard", "distil_hard", "proxy_hard", "self_hard", "vcv_hard")
+    others = (
+        "luffy_hard",
+        "mentor_hard",
+        "gspo_hard",
+        "distil_hard",
+        "proxy_hard",
+        "self_hard",
+        "vcv_hard",
+        "vcv_unweighted",
+    )
     found += [above(early, other, "grpo_hard", SUCCESS, after) for other in others]
     return found + [
         above(early, m, b, SUCCESS, after) for m in HARD_METHODS for b in ("luffy_hard", "mentor_hard", "distil_hard")

@@ -40,7 +40,7 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (9, ("rti_unverified", "rti_verbose", "rti_verbose_strict")),
     (7, ("const_stop", "gated_stop")),
     (5, ("const_beta_0.01", "const_beta_0.1_success", "const_beta_0.1_uncapped", "const_kappa_-2", "const_kappa_1")),
-    (1, ("vcv_hard", "rti_hard")),
+    (1, ("vcv_hard", "vcv_unweighted", "rti_hard")),
     (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
 )
 

@@ -4,8 +4,8 @@
 
 Same policy, problems, optimiser and configuration as ``run.py``; the order of the problems and the random numbers are verl's.
 Writes ``<out>/<arm>-<seed>.jsonl`` in the format of ``run.py``, so that both tiers can be read by the same code. Not for arms
-with a hint as judge, a baseline of the laboratory's own, or a warm-up: those are tier 2 only. The start is that of
-``scripts/quickstart.py``.
+with a hint as judge or as the context of steering weights, a baseline of the laboratory's own, or a warm-up: those are tier 2 only,
+and ``rti_unweighted`` and ``vcv_unweighted`` stand for their presets. The start is that of ``scripts/quickstart.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lab.arms import ARMS
 from lab.evaluate import PROBLEM_SEED
 from lab.loop import Experiment, commit
 from lab.pretrain import policy_path
-from lab.settings import COMMON, ROOT
+from lab.settings import COMMON, ROOT, settings
 from lab.suites import experiment
 from verl_mintrl.trajectory.record import write_jsonl
 
@@ -45,8 +45,12 @@ def main() -> None:
     args = parser.parse_args()
     arm = ARMS[args.arm]
     chosen = experiment(args.arm, args.seed)
-    if arm.corrector == "hint" or arm.baseline or chosen.warm_up:
-        sys.exit(f"lab: {args.arm} runs in tier 2 only.")
+    steered = settings(arm.preset, chosen.overrides, prompts=8, n=8).intervention.token_weights.mode == "steering"
+    if arm.corrector == "hint" or arm.baseline or chosen.warm_up or steered:
+        # the prompts of the package are in English words, which this policy cannot read and which do not fit into its context
+        sys.exit(
+            f"lab: {args.arm} runs in tier 2 only (hint, steering weights, baseline of the laboratory, or warm-up)."
+        )
     chosen = replace(chosen, updates=args.updates or chosen.updates)
     folder = args.out / f"{chosen.name}.run"
     folder.mkdir(parents=True, exist_ok=True)

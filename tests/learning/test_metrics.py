@@ -95,6 +95,25 @@ def test_judge_counts():
     assert errors == dict.fromkeys(JUDGE_ERROR_KINDS, 1)
 
 
+def test_judge_counts_of_a_role():
+    asked = {"validator": 1, "corrector": 1}
+    records = [
+        session(0, Role.TREATED, *[review(Outcome.KEPT, calls_by_role={"validator": 1}) for _ in range(7)]),
+        session(
+            1,
+            Role.TREATED,
+            review(Outcome.INSERTED, calls_by_role=asked),
+            review(Outcome.ERROR, "context", calls_by_role=asked, failed_role="corrector"),
+            review(Outcome.ERROR, "timeout", calls_by_role={"validator": 1}, failed_role="corrector"),  # no usage told
+            review(Outcome.ERROR, "timeout", failed_role="validator"),
+        ),
+    ]
+    assert judge_counts(records) == (11, {"context": 1, "timeout": 2})
+    assert judge_counts(records, "validator") == (11, {"timeout": 1})
+    assert judge_counts(records, "corrector") == (3, {"context": 1, "timeout": 1})
+    assert judge_counts(records, "verifier") == (0, {})
+
+
 def test_counts_of_sessions_and_reviews():
     metrics = rollout_metrics(everything(), [False] * 7, [0.0] * 7)
 

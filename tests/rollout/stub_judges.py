@@ -19,6 +19,13 @@ def god_for_bad(request: ReviewRequest) -> dict[str, Any]:
     return {"verdict": "keep"}
 
 
+def bad_in_focus(request: ReviewRequest) -> dict[str, Any]:
+    """As a Validator in a walk: looks at the step that is asked about, and at no other."""
+    assert request.focus is not None
+    wrong = "bad" in request.steps[request.focus - 1]
+    return {"verdict": "revise", "step": request.focus} if wrong else {"verdict": "keep"}
+
+
 def broken(request: ReviewRequest, *question: Any) -> dict[str, Any]:
     ASKED.append(request)
     raise RuntimeError("the judge is broken")

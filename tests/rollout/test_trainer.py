@@ -307,6 +307,24 @@ async def test_too_many_judge_errors_stop_the_run(roll, learn, limits, stops):
         assert learn(done).metrics["intervention/judge_error_rate"] == 0.5
 
 
+async def test_a_role_that_always_fails_stops_the_run_although_most_calls_succeed(roll, learn):
+    """A Validator that finds most steps right would hide a Corrector of which nothing ever comes."""
+    changes = {
+        "intervention.judge.joint": False,
+        "intervention.judge.function": "stub_judges:bad_in_focus",
+        "intervention.judge.roles.corrector.function": "stub_judges:broken",
+        "intervention.judge.roles.corrector.backend": "python",
+        "intervention.judge.backend": "python",
+        "intervention.judge.evidence": "none",
+        "intervention.judge.evidence_column": None,
+        "intervention.verifier.enabled": False,
+        "intervention.judge.min_calls": 1,
+    }
+    done = await roll(changes, recipe="rti")
+    with pytest.raises(InterventionError, match=r"4 of 4 corrector calls failed up to step 1 \(\{'exception': 4\}\)"):
+        learn(done)
+
+
 @pytest.mark.parametrize("judge", ["broken", "god_for_bad"])
 async def test_what_the_judge_costs_is_counted_for_the_run(roll, learn, monkeypatch, judge):
     """Also in an update that ends the run."""

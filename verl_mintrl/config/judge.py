@@ -273,7 +273,7 @@ class JudgeConfig:
         cluster: limits over all rollout workers, for ``endpoint``.
         prices: what tokens cost, for the metric ``judge_cost``.
         on_error: keep (the policy goes on, counted) | mask (the session leaves loss and baselines) | fail (the run stops).
-        max_error_rate: share of failed calls above which the run stops.
+        max_error_rate: share of failed calls, of all or of one role, above which the run stops.
         min_calls: calls over which that share is taken; they may come from several updates.
     """
 
