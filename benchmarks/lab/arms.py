@@ -88,6 +88,7 @@ def _arms() -> dict[str, Arm]:
     # what users compare with
     baselines = {
         "sft_then_grpo": Arm("grpo", baseline="sft_then_grpo"),
+        "sft_more_then_grpo": Arm("grpo", baseline="sft_more_then_grpo"),
         "gspo": Arm(
             "grpo",
             actor={
@@ -108,7 +109,7 @@ def _arms() -> dict[str, Arm]:
         **{
             f"{name}_hard": arm
             for name, arm in {**presets, **baselines}.items()
-            if name in ("grpo", "sft_then_grpo", "regression_on_policy", "rti")
+            if name in ("grpo", "sft_then_grpo", "sft_more_then_grpo", "regression_on_policy", "rti")
         },
         "const_hard_insertions_8": const,
         "gated_hard_insertions_8": gated,
@@ -144,8 +145,9 @@ def _arms() -> dict[str, Arm]:
     noisy = replace(rti, corrector="noisy")
     short |= {
         "rti_noisy_unverified": but(noisy, verifier__enabled=False),
+        # a judge agrees with what it has written itself: only another one can object
+        "rti_noisy_checked": but(noisy, judge__roles__verifier__function="lab.judging:EXACT.verify"),
         "rti_noisy_ungated": but(noisy, gate__mode="none"),
-        "rti_unverified": but(rti, verifier__enabled=False),
         "rti_ungated": but(rti, gate__mode="none"),
         "rti_unweighted": but(rti, token_weights__mode="ones"),
         "rti_eps_cal_0.5": but(rti, token_weights__eps_cal=0.5),
@@ -155,10 +157,11 @@ def _arms() -> dict[str, Arm]:
     }
     # a teacher whose words are right but not the policy's, under the narrow bound
     short["rti_verbose_strict"] = but(short["rti_verbose"], gate__delta=1.5)
-    # what a judge that errs is shown
+    # what a judge that errs is shown; without the gate, which stops most answers that come too early
     columns = {"none": None, "outcome": None, "rubric": "extra_info.solution", "gold": "reward_model.ground_truth"}
     for level, column in columns.items():
-        shown = but(replace(rti, corrector="informed"), judge__evidence=level, judge__evidence_column=column)
+        evidence = {"judge__evidence": level, "judge__evidence_column": column}
+        shown = but(replace(rti, corrector="informed"), gate__mode="none", **evidence)
         short[f"rti_shown_{level}"] = shown
     short["rti_shown_gold_unverified"] = but(shown, verifier__enabled=False)
     brief = {"updates": SHORT, "validate_every": SHORT // 2}

@@ -52,9 +52,14 @@ class Baseline:
 
 
 class FineTuneFirst(Baseline):
-    """Plain fine-tuning on right solutions in the first updates, then GRPO. An update sees as many texts as groups."""
+    """Plain fine-tuning on right solutions in the first updates, then GRPO. An update sees as many texts as groups.
+
+    Attributes:
+        passes: optimiser steps on these texts an update.
+    """
 
     updates: ClassVar[int] = 10
+    passes: ClassVar[int] = 1
 
     def sample(self, problems: Sequence[Problem], update: int, n: int) -> list[Sample]:
         self.problems = problems
@@ -62,8 +67,15 @@ class FineTuneFirst(Baseline):
 
     def learn(self, learner: Learner, samples: Sequence[Sample], update: int) -> dict[str, float]:
         if update <= self.updates:
-            return learner.imitate([self.oracle(problem) for problem in self.problems])
+            texts = [self.oracle(problem) for problem in self.problems]
+            return [learner.imitate(texts) for _ in range(self.passes)][-1]
         return learner.update(samples)
+
+
+class FineTuneMoreFirst(FineTuneFirst):
+    """The same with as many texts an update as other arms have sessions, eight optimiser steps of them."""
+
+    passes = 8
 
 
 class Luffy(Baseline):
@@ -188,6 +200,7 @@ def _row(prompt: list[int], response: list[int], author: Author) -> Intervention
 
 BASELINES: dict[str, type[Baseline]] = {
     "sft_then_grpo": FineTuneFirst,
+    "sft_more_then_grpo": FineTuneMoreFirst,
     "luffy": Luffy,
     "mentor": Mentor,
     "distil": Distil,

@@ -11,9 +11,10 @@ from lab.arms import SHORT
 from lab.results import Difference, Number, Results, Run
 
 RULE = (
-    "A statement of the form *a above b* **holds** if the difference, paired over at least 3 seeds, is more than twice its "
-    "standard error above 0; it **does not hold** if it is as much below 0, or certainly less than 0.02 above; otherwise it is "
-    "**not decidable here**. Spreads are standard deviations over seeds."
+    "A statement of the form *a above b* **holds** if the difference, paired over at least 3 seeds, is above 0 at 5 % by "
+    "Student's t (2.92 standard errors for 3 seeds); it **does not hold** if it is below 0, or below 0.02, at 5 %; otherwise it is "
+    "**not decidable here**. Of so many statements some hold by chance: one near the bound says little. Spreads are standard "
+    "deviations over seeds."
 )
 
 
@@ -83,6 +84,7 @@ def above(results: Results, a: str, b: str, number: Number, what: str, other: Nu
 LOOK_ERROR = 0.04
 SUCCESS = last("val/success")
 BASELINES = ("grpo", "sft_then_grpo", "regression_on_policy")
+HARD_BASELINES = ("grpo_hard", "sft_then_grpo_hard", "sft_more_then_grpo_hard", "regression_on_policy_hard")
 METHODS = ("mintrl_gated", "mintrl_const", "rti")
 GATED, CONST, RTI = (f"{method}_hard_insertions_8" for method in ("gated", "const", "rti"))
 #: the methods on hard problems, with as many insertions as such a problem has traps
@@ -102,11 +104,11 @@ def speed(run: Run) -> float:
 def final_success(results: Results) -> list[Finding]:
     found = []
     for method in (*HARD_METHODS, "rti_hard"):
-        for baseline in (f"{b}_hard" for b in BASELINES):
+        for baseline in HARD_BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint, trained on hard problems"))
             found.append(above(results, method, baseline, last("hard/success"), "the same, success on hard problems"))
     for method in HARD_METHODS:
-        found.append(_at_equal_time(results, method, "grpo_hard"))
+        found += [_at_equal_time(results, method, b) for b in ("grpo_hard", "sft_more_then_grpo_hard")]
     for method in METHODS:
         for baseline in BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint"))
@@ -190,14 +192,11 @@ def intensity(results: Results) -> list[Finding]:
         f"{count}: {results.text(arm, SUCCESS)} (inserted {results.text(arm, share)})"
         for count, arm in zip(counts, arms, strict=True)
     )
-    means = {arm: results.values(arm, SUCCESS) for arm in arms}
-    if all(means.values()):
-        top = max(arms[1:-1], key=lambda arm: sum(means[arm]) / len(means[arm]))
-        verdicts = [results.difference(top, end, SUCCESS).verdict() for end in (arms[0], arms[-1])]
-        verdict = verdicts[0] if verdicts[0] == verdicts[1] else _weaker(verdicts)
-    else:
-        verdict = "not run"
-    found = [Finding("inverted U over insertions per session (0, 1, 2, 4, 8, 16)", numbers, verdict)]
+    # the middle is named beforehand: the best of several would be above the ends by chance
+    middle = "const_insertions_4"
+    verdicts = [results.difference(middle, end, SUCCESS).verdict() for end in (arms[0], arms[-1])]
+    statement = "inverted U over insertions per session (0, 1, 2, 4, 8, 16): 4 above 0 and above 16"
+    found = [Finding(statement, numbers, _weaker(verdicts))]
     for arm in (CONST, "const_every_2", "const_every_3"):
         calls = results.text(arm, lambda r: r.gathered("intervention/judge_calls"), 0)
         per = results.text(arm, per_thousand_calls)
@@ -295,8 +294,10 @@ def evidence(results: Results) -> list[Finding]:
     """A judge that errs in 30 % of the wrong and 10 % of the right steps, and less the more it is shown."""
 
     def leaked(run: Run) -> float:
-        offered = run.gathered("intervention/reviews_inserted") + run.gathered("intervention/reviews_rejected")
-        return run.gathered("intervention/rejected/leak") / offered if offered else math.nan
+        return run.gathered("judge/early_answers") / (run.gathered("judge/corrections") or math.nan)
+
+    def inserted(run: Run) -> float:
+        return run.gathered("judge/early_answers_inserted") / (run.gathered("judge/corrections") or math.nan)
 
     shown = [f"rti_shown_{level}" for level in ("none", "outcome", "rubric", "gold", "gold_unverified")]
     none, *_, gold, unverified = shown
@@ -305,11 +306,12 @@ def evidence(results: Results) -> list[Finding]:
     found.append(above(results, gold, unverified, last("val/step_accuracy"), "the same, share of right steps"))
     for arm in shown:
         numbers = (
-            f"{results.text(arm, leaked)} of the corrections; success {results.text(arm, SUCCESS)}, steps right "
+            f"{results.text(arm, leaked)} of the corrections, inserted {results.text(arm, inserted)}; "
+            f"success {results.text(arm, SUCCESS)}, steps right "
             f"{results.text(arm, last('val/step_accuracy'))}, steps {results.text(arm, last('val/steps'), 2)}"
         )
         found.append(
-            Finding(f"{arm}: rejected as leaks", numbers, "reported" if results.of(arm) else "not run"),
+            Finding(f"{arm}: answers where a step had to stand", numbers, "reported" if results.of(arm) else "not run"),
         )
     return found
 
@@ -318,14 +320,13 @@ def rti_parts(results: Results) -> list[Finding]:
     consistent, hard = last("val/pass^4"), last("val/pass^2")
     teacher = "teacher that is right in words of its own, bound 5 against 1.5"
     return [
-        above(results, "rti_noisy", "rti_noisy_unverified", SUCCESS, "noisy judge, with against without Verifier"),
+        above(results, "rti_noisy_checked", "rti_noisy_unverified", SUCCESS, "noisy, with exact Verifier against none"),
         above(results, "grpo_hard", "rti_noisy_unverified", SUCCESS, "noisy, without Verifier, is worse than nothing"),
         above(results, RTI, "rti_ungated", consistent, "pass^4, with against without gate"),
         above(results, RTI, "rti_ungated", hard, "pass^2, with against without gate"),
         above(results, "rti_noisy", "rti_noisy_ungated", consistent, "pass^4, noisy judge, with against without gate"),
         above(results, RTI, "rti_unweighted", SUCCESS, "with against without steering weights"),
         above(results, RTI, "rti_eps_cal_0.5", SUCCESS, "eps_cal 0.2 against 0.5"),
-        above(results, RTI, "rti_unverified", SUCCESS, "exact judge, with against without Verifier"),
         above(results, "rti_verbose", "rti_verbose_strict", passed, f"{teacher}: share of its corrections that pass"),
         above(results, "rti_verbose", "rti_verbose_strict", SUCCESS, teacher),
     ]
@@ -341,6 +342,8 @@ def passed(run: Run) -> float:
 def gate(results: Results) -> list[Finding]:
     return [
         above(results, RTI, "rti_strict", passed, "share of corrections that pass, bound 5 against 1.5"),
+        above(results, "rti_strict", "rti_ungated", last("val/pass^4"), "pass^4, bound 1.5 against none"),
+        above(results, "rti_strict", RTI, SUCCESS, "bound 1.5 against 5"),
         above(
             results,
             "rti_strict_ignoring_numbers",
@@ -411,17 +414,23 @@ def agreement(results: Results, verl: Results) -> list[Finding]:
                 f"{arm}: both tiers agree",
                 f"after {common[-1]} updates verl {verl.text(arm, at)}, in process {results.text(arm, at)}; "
                 f"gap {gap:.3f}, bound {bound:.3f}",
-                "holds" if gap <= bound else "does not hold",
+                _agreed(gap <= bound, min(len(theirs), len(ours))),
             )
         )
     return found
+
+
+def _agreed(within: bool, seeds: int) -> str:
+    if seeds >= 3:
+        return "holds" if within else "does not hold"
+    return f"{'consistent' if within else 'not consistent'}, {seeds} seed{'s' * (seeds > 1)}"
 
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         1,
         "Better validation success than GRPO, SFT then GRPO, and no interventions",
-        (*HARD_METHODS, *(f"{b}_hard" for b in BASELINES), *METHODS, *BASELINES),
+        (*HARD_METHODS, *HARD_BASELINES, *METHODS, *BASELINES),
         final_success,
     ),
     Claim(2, "Larger coverage", (*HARD_METHODS, "grpo_hard", *METHODS, "grpo"), coverage, "val/pass@4"),
@@ -486,8 +495,15 @@ CLAIMS: tuple[Claim, ...] = (
         9,
         "RTI without Verifier, gate, weights",
         (
-            *("grpo_hard", RTI, "rti_unverified", "rti_ungated", "rti_unweighted", "rti_eps_cal_0.5"),
-            *("rti_noisy", "rti_noisy_unverified", "rti_noisy_ungated", "rti_verbose", "rti_verbose_strict"),
+            *("grpo_hard", RTI, "rti_ungated", "rti_unweighted", "rti_eps_cal_0.5"),
+            *(
+                "rti_noisy",
+                "rti_noisy_checked",
+                "rti_noisy_unverified",
+                "rti_noisy_ungated",
+                "rti_verbose",
+                "rti_verbose_strict",
+            ),
         ),
         rti_parts,
         "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +24,10 @@ from lab.baselines import BASELINES, Baseline
 from lab.engine import Engine
 from lab.evaluate import Examination, solved_share
 from lab.learner import Learner, Optimisation
-from lab.rollout import Sampler, pieces
+from lab.rollout import Sample, Sampler, pieces
 from lab.settings import Settings, settings
 from verl_mintrl.bookkeeping import keep_books
-from verl_mintrl.trajectory.record import write_jsonl
+from verl_mintrl.trajectory.record import Outcome, Role, write_jsonl
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,14 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
             sampled = time.process_time()
             metrics = baseline.learn(learner, samples, update)
             engine.refresh()
-            own = [s for s in samples if not s.record.intervened and not s.record.replaced]
-            solved |= {s.problem.text for s in own if s.reward > 0}
+            own = [reward for s in samples if (reward := own_reward(s)) is not None]
+            alone = [s for s in samples if not s.record.intervened and not s.record.replaced]
+            solved |= {s.problem.text for s in alone if s.reward > 0}
             row: dict[str, Any] = {
                 "update": update,
                 **metrics,
                 "train/reward": float(np.mean([s.reward for s in samples])) if samples else None,
-                "train/own_success": float(np.mean([s.reward for s in own])) if own else None,
+                "train/own_success": float(np.mean(own)) if own else None,
                 "train/solved_share": solved_share(solved, pool),
                 "train/tokens": sum(len(s.row.response_ids) for s in samples),
                 "cpu/sample": sampled - started,
@@ -141,6 +142,7 @@ def _updates(experiment: Experiment, policy: Path) -> Iterator[dict[str, Any]]:
             }
             if samples and any(s.record.triggered for s in samples):
                 row["books"] = _books(samples)
+            row |= early_answers(samples)
             if update == e.updates:
                 row |= e.examination.everything(sampler)
             elif update % e.validate_every == 0:
@@ -153,6 +155,35 @@ def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def own_reward(sample: Sample) -> float | None:
+    """What the policy gets by itself; None where that is not known.
+
+    Of sessions that a judge looks at, those it leaves alone would be a selection: it changes the wrong ones. Control sessions and
+    what a walked session was before it tell.
+    """
+    record = sample.record
+    if record.role == Role.TREATED:
+        return None
+    if record.replaced:
+        return record.reward_before if record.triggered else None
+    return sample.reward
+
+
+def early_answers(samples: Sequence[Sample]) -> dict[str, float]:
+    """Corrections, and how many of them state an answer where a step had to stand, whoever stopped them."""
+    proposed = [(s, note) for s in samples for note in s.record.asked if note.correction and note.step]
+    early = [
+        note
+        for s, note in proposed
+        if note.step < len(s.problem.terms) and tasks.is_ended(tasks.split_lines(note.correction or "")[-1])
+    ]
+    return {
+        "judge/corrections": len(proposed),
+        "judge/early_answers": len(early),
+        "judge/early_answers_inserted": sum(note.outcome == Outcome.INSERTED for note in early),
+    }
 
 
 def _settings(e: Experiment, preset: str, overrides: dict[str, Any]) -> Settings:

@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from verl_mintrl.trajectory.record import write_jsonl
+
 SUCCESS = "val/success"
 #: name of the file of kept runs
 KEPT = "runs.jsonl"
 #: differences below it are of no interest, in success; two policies that close are called equal
 MARGIN = 0.02
+#: 95 % quantile of Student's t for a mean of so many values
+STUDENT = {3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015}
 
 
 @dataclass(frozen=True)
@@ -100,18 +104,19 @@ class Run:
         )
 
     def at_seconds(self, budget: float) -> float:
-        """Validation success at the last look within a time; NaN where no times were kept."""
+        """Validation success after a time, between two looks on the line between them; NaN where no times were kept."""
         if not math.isfinite(self.seconds()):
             return math.nan
-        return [value for update, value in self.curve(SUCCESS) if self.seconds(update) <= budget][-1]
+        curve = self.curve(SUCCESS)
+        return float(np.interp(budget, [self.seconds(update) for update, _ in curve], [value for _, value in curve]))
 
 
 #: what is kept of every update, and words in the names of what is kept where it was looked at
 EVERY_UPDATE = (
     *("cpu/sample", "cpu/learn", "train/own_success", "train/solved_share"),
+    *("judge/corrections", "judge/early_answers", "judge/early_answers_inserted"),
     *("intervention/judge_calls", "intervention/inserted_token_share", "intervention/reviews_inserted"),
-    "intervention/reviews_rejected",
-    *("intervention/rejected/perplexity", "intervention/rejected/leak", "intervention/rescue_rate"),
+    *("intervention/rejected/perplexity", "intervention/rejected/disagrees", "intervention/rescue_rate"),
     *("intervention/bonus", "intervention/sign_flips", "intervention/bonus_capped_share", "actor/entropy"),
 )
 LOOKS = ("val/", "harder/", "hard/", "old/")
@@ -139,18 +144,19 @@ class Difference:
     seeds: int
 
     def verdict(self, margin: float = MARGIN) -> str:
-        """Whether a is larger than b.
+        """Whether a is larger than b, at 5 % in each direction by Student's t over at least 3 seeds.
 
-        ``holds``: by more than twice the standard error, over at least 3 seeds. ``does not hold``: smaller by as much, or certainly
-        not larger than by ``margin``. Otherwise ``not decidable here``.
+        ``holds``: larger than 0. ``does not hold``: smaller than 0, or smaller than ``margin``. Otherwise, and where both are the
+        same in every seed (as at a ceiling), ``not decidable here``.
         """
         if self.seeds == 0:
             return "not run"
-        if self.seeds < 3 or not math.isfinite(self.mean):
+        if self.seeds < 3 or not math.isfinite(self.mean) or self.mean == self.error == 0:
             return "not decidable here"
-        if self.mean > 2 * self.error and self.mean > 0:
+        reach = STUDENT.get(self.seeds, STUDENT[max(STUDENT)]) * self.error
+        if self.mean > reach:
             return "holds"
-        if self.mean < -2 * self.error or self.mean + 2 * self.error < margin:
+        if self.mean < -reach or self.mean + reach < margin:
             return "does not hold"
         return "not decidable here"
 
@@ -163,19 +169,39 @@ class Results:
 
     @classmethod
     def load(cls, folder: Path, kept: Path | None = None) -> Results:
-        """The runs of a folder of the runner and, where there is no newer one, those kept in a file."""
-        runs = []
+        """The runs of a folder of the runner and, where there is no newer one, those kept in a file.
+
+        A damaged file of the folder is named and left out, so that its run is made again.
+
+        Raises:
+            ValueError: a line of ``kept`` is damaged.
+        """
+        runs: dict[tuple[str, int], Run] = {}
+
+        def found(run: Run) -> None:
+            runs[run.arm, run.seed] = run
+
         if kept is not None and kept.is_file():
-            runs += [Run.from_kept(json.loads(line)) for line in kept.read_text().splitlines()]
+            for number, line in enumerate(kept.read_text().splitlines(), 1):
+                try:
+                    found(Run.from_kept(json.loads(line)))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise ValueError(
+                        f"{kept}, line {number}, is no kept run ({type(error).__name__}); mend or drop it"
+                    ) from error
         for path in sorted(folder.glob("*.jsonl")):
-            head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-            runs.append(Run(head["experiment"], rows, head.get("policy", ""), head.get("commit", "")))
-        return cls(runs)
+            try:
+                head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+                found(Run(head["experiment"], rows, head.get("policy", ""), head.get("commit", "")))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                print(f"lab: {path} is no file of a run ({type(error).__name__}) and does not count", flush=True)
+        return cls(list(runs.values()))
 
     def keep(self, path: Path) -> None:
-        """One line per run."""
-        lines = [json.dumps(run.kept()) for _, run in sorted(self._runs.items())]
-        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        """One line per run; runs that are in the file and not among these stay in it."""
+        merged = Results.load(path.parent / "no runs", path)
+        merged._runs.update(self._runs)
+        write_jsonl(path, [run.kept() for _, run in sorted(merged._runs.items())])
 
     def until(self, update: int) -> Results:
         """All runs as they were after an update."""

@@ -10,9 +10,11 @@ pretrained first where it is not cached.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -30,13 +32,16 @@ if TYPE_CHECKING:
     from lab.loop import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1  # of Linux
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--suite", choices=("quick", "full"), default="quick")
     parser.add_argument("--out", type=Path, help="default: .cache/lab/<suite>")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at once, one thread each")
+    parser.add_argument(
+        "--jobs", type=_positive, default=min(2, os.cpu_count() or 1), help="runs at once, one thread each"
+    )
     parser.add_argument("--arms", nargs="*", help="only these")
     parser.add_argument("--seeds", type=int, nargs="*", help="only these")
     parser.add_argument("--report-only", action="store_true", help="run nothing, only make table and figures")
@@ -46,6 +51,10 @@ def main() -> None:
         help="where table, figures and runs.jsonl go; runs that are in its runs.jsonl are not run again. Default: <out>",
     )
     args = parser.parse_args()
+    for name in ("out", "results"):
+        path = getattr(args, name)
+        if path is not None and path.exists() and not path.is_dir():
+            parser.error(f"--{name} {path} is no folder")
     from lab.pretrain import POLICY, cached, policy_path
     from lab.report import write_report
     from lab.suites import suite
@@ -54,11 +63,23 @@ def main() -> None:
     out = args.out or ROOT / ".cache" / "lab" / args.suite
     target = args.results or out
     experiments = suite(args.suite)
+    for name, chosen_by, known in (
+        ("arms", args.arms, {e.arm for e in experiments}),
+        ("seeds", args.seeds, {e.seed for e in experiments}),
+    ):
+        if unknown := sorted(set(chosen_by or ()) - known):
+            parser.error(f"--{name} {unknown} are not in the suite {args.suite}, which has {sorted(known)}")
 
     def finished() -> Results:
         found = Results.load(out / "runs", target / KEPT)
-        return found.only([as_json(e) for e in experiments], cached("policy", POLICY).name)
+        counting = found.only([as_json(e) for e in experiments], cached("policy", POLICY).name)
+        if others := len(found) - len(counting):
+            print(
+                f"lab: {others} runs are of other arms, configurations or policies than this suite's and do not count"
+            )
+        return counting
 
+    failed: list[str] = []
     if not args.report_only:
         policy, before = policy_path(), finished()
         chosen = [
@@ -69,16 +90,25 @@ def main() -> None:
             and not before.has(as_json(e))
         ]
         print(f"lab: {len(before)} of {len(experiments)} runs are there, {len(chosen)} follow", flush=True)
-        execute(chosen, policy, out / "runs", args.jobs)
+        failed = execute(chosen, policy, out / "runs", args.jobs)
     results = finished()
     print(write_report(results, target, args.suite, ROOT / ".cache" / "lab" / "verl"))
+    if failed:
+        sys.exit(f"lab: {len(failed)} runs failed, the reasons are above: {' '.join(failed)}")
     print(f"lab: ok suite={args.suite} runs={len(results)} {time.monotonic() - started:.0f} s")
 
 
-def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: int) -> None:
-    """Run them; a file of another configuration under the same name is replaced."""
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs, at least 1 is expected")
+    return int(text)
+
+
+def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: int) -> list[str]:
+    """Run them; a file of another configuration under the same name is replaced. Returns the names of those that failed."""
+    failed: list[str] = []
     if not experiments:
-        return
+        return failed
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
         running = {pool.submit(_run, e, policy, out): e for e in experiments}
@@ -86,6 +116,7 @@ def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: in
             name, error = running[done].name, done.exception()
             if error is not None:
                 print(f"lab: {name} failed: {type(error).__name__}: {error}", flush=True)
+                failed.append(name)
                 continue
             last = done.result()
             print(
@@ -93,6 +124,7 @@ def execute(experiments: Sequence[Experiment], policy: Path, out: Path, jobs: in
                 f"steps right {last['val/step_accuracy']:.3f} in {last['seconds']:.0f} s",
                 flush=True,
             )
+    return failed
 
 
 def as_json(experiment: Experiment) -> dict[str, Any]:
@@ -101,6 +133,9 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def _quiet() -> None:
+    ctypes.CDLL(None).prctl(
+        _PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # who started this may be killed: nobody would end it then
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     import logging

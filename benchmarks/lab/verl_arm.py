@@ -99,7 +99,7 @@ def overrides(chosen: Experiment) -> Iterator[str]:
         "actor_rollout_ref.rollout.val_kwargs.top_p": 1.0,
         "actor_rollout_ref.actor.ppo_mini_batch_size": chosen.prompts // optimisation.mini_batches,
         "actor_rollout_ref.actor.optim.lr": optimisation.lr,
-        "actor_rollout_ref.actor.optim.lr_warmup_steps": optimisation.warmup * optimisation.mini_batches,
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": optimisation.warmup,  # in updates, as verl steps its schedule
         "actor_rollout_ref.actor.optim.weight_decay": optimisation.weight_decay,
         "actor_rollout_ref.actor.grad_clip": optimisation.grad_clip,
         "reward.custom_reward_function.path": "pkg://lab.tasks",

@@ -10,7 +10,7 @@ from lab.arms import ARMS
 from lab.claims import CLAIMS, SUCCESS, above, agreement
 from lab.report import write_report
 from lab.results import KEPT, Difference, Results, Run
-from lab.run import as_json
+from lab.run import as_json, main
 from lab.settings import settings
 from lab.suites import FULL, SEEDS, suite
 
@@ -31,7 +31,9 @@ def make_run(arm, seed, successes, **more):
         (Difference(0.03, 0.02, 3), "not decidable here"),
         (Difference(-0.1, 0.02, 3), "does not hold"),
         (Difference(0.0, 0.005, 3), "does not hold"),
-        (Difference(0.0, 0.0, 3), "does not hold"),
+        (Difference(0.056, 0.027, 3), "not decidable here"),
+        (Difference(0.056, 0.022, 4), "holds"),
+        (Difference(0.0, 0.0, 3), "not decidable here"),  # both at the ceiling
         (Difference(math.nan, math.nan, 0), "not run"),
     ],
 )
@@ -53,7 +55,7 @@ def test_differences_are_paired_by_seed():
 def test_last_best_and_equal_time():
     run = make_run("a", 0, [0.1, 0.7, 0.3])
     assert (run.first(), run.best(), run.last()) == (0.1, 0.7, 0.3)
-    assert run.seconds() == 4.0 and run.at_seconds(3.9) == 0.7 and run.at_seconds(0) == 0.1
+    assert run.seconds() == 4.0 and run.at_seconds(3) == 0.5 and run.at_seconds(0) == 0.1
     assert run.mean("val/success", 0.5) == 0.3
     untimed = Run(run.experiment, [{"update": row["update"], "val/success": row["val/success"]} for row in run.rows])
     assert math.isnan(untimed.at_seconds(math.inf)), "the first look is no answer"
@@ -91,6 +93,66 @@ def test_kept_runs_say_what_the_runs_said(tmp_path):
         assert not again.curve("somewhere/else")
 
 
+def test_a_report_of_some_runs_deletes_no_other(tmp_path):
+    old, new = make_run("rti_noisy", 0, [0.1, 0.5]), make_run("rti_noisy", 1, [0.1, 0.6])
+    Results([old, make_run("rti_noisy", 1, [0.1, 0.2])]).keep(tmp_path / KEPT)
+    for some in ([new], []):
+        write_report(Results(some), tmp_path, "quick", tmp_path / "no runs under verl")
+    kept = Results.load(tmp_path / "nothing here", tmp_path / KEPT)
+    assert [run.last() for run in kept.of("rti_noisy")] == [0.5, 0.6]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"experiment": 1}', '{"experiment": {"arm": "a"}}\n{"upda'])
+def test_a_damaged_file_of_a_run_is_named_and_its_run_made_again(tmp_path, capsys, damage):
+    good = make_run("a", 0, [0.1, 0.5])
+    lines = [{"experiment": good.experiment, "policy": "p"}, *good.rows]
+    (tmp_path / "a-0.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "a-1.jsonl").write_text(damage)
+    assert len(Results.load(tmp_path)) == 1
+    assert "a-1.jsonl is no file of a run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "3", '{"experiment": {}, "columns": [], "policy": ""}'])
+def test_a_damaged_file_of_kept_runs_stops_and_is_left_alone(tmp_path, damage):
+    path = tmp_path / KEPT
+    Results([make_run("a", 0, [0.1, 0.5])]).keep(path)
+    text = path.read_text() + damage + "\n"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2"):
+        Results.load(tmp_path / "nothing here", path)
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2"):
+        Results([]).keep(path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--arms", "nosuch"], "not in the suite quick"),
+        (["--arms", "const_noisy"], "not in the suite quick"),
+        (["--suite", "full", "--seeds", "7"], "not in the suite full"),
+        (["--jobs", "0"], "at least 1"),
+        (["--jobs", "-2"], "at least 1"),
+        (["--out", __file__], "no folder"),
+        (["--results", __file__], "no folder"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr("sys.argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_runs_that_fail_are_told_and_end_in_an_error(monkeypatch, capsys, tmp_path):
+    (tmp_path / "policy").mkdir()  # nothing in it that could be loaded
+    monkeypatch.setattr("lab.pretrain.policy_path", lambda: tmp_path / "policy")
+    monkeypatch.setattr("sys.argv", ["run.py", "--arms", "grpo_hard", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=r"1 runs failed.*grpo_hard-0"):
+        main()
+    assert "grpo_hard-0 failed: " in capsys.readouterr().out
+
+
 def test_a_run_of_another_configuration_or_policy_does_not_count(tmp_path):
     experiments = [as_json(e) for e in suite("quick")]
     runs = [Run(e, [{"update": 0, "val/success": 0.1}], "p") for e in experiments]
@@ -111,8 +173,9 @@ def test_short_claims_are_read_early():
 def test_tiers_are_compared_at_the_last_common_look():
     ours = Results([make_run("grpo", s, [0.1, 0.4 + 0.1 * s, 0.9]) for s in (0, 1, 2)])
     near, far = Results([make_run("grpo", 0, [0.1, 0.6])]), Results([make_run("grpo", 0, [0.1, 0.9])])
-    assert [f.verdict for f in agreement(ours, near)] == ["holds"]
-    assert [f.verdict for f in agreement(ours, far)] == ["does not hold"]
+    assert [f.verdict for f in agreement(ours, near)] == ["consistent, 1 seed"]
+    assert [f.verdict for f in agreement(ours, far)] == ["not consistent, 1 seed"]
+    assert [f.verdict for f in agreement(ours, ours)] == ["holds"]
     assert [f.verdict for f in agreement(Results([]), near)] == ["not run"]
 
 
