@@ -153,7 +153,6 @@ def _arms() -> dict[str, Arm]:
         "rti_eps_cal_0.5": but(rti, token_weights__eps_cal=0.5),
         "rti_hint": replace(rti, corrector="hint"),
         "rti_strict": but(rti, gate__delta=1.5),
-        "rti_strict_ignoring_numbers": but(rti, gate__delta=1.5, gate__ignore_numbers=True),
     }
     # a teacher whose words are right but not the policy's, under the narrow bound
     short["rti_verbose_strict"] = but(short["rti_verbose"], gate__delta=1.5)
