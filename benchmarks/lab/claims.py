@@ -346,7 +346,7 @@ def gate(results: Results) -> list[Finding]:
         above(results, "rti_strict", RTI, SUCCESS, "bound 1.5 against 5"),
         Finding(
             "ignoring literals lets copied ones pass",
-            "corrections have a median perplexity of 1.1, and a step is one word of which nothing is copied whole: no rare literals",
+            "corrections have a median perplexity of 1.1, and a step is one word, never copied whole: no rare literals",
             "not decidable here" if results.of("rti_strict") else "not run",
         ),
     ]
