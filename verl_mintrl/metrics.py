@@ -52,11 +52,9 @@ def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = 
     """
     paid = [review for record in records for review in record.paid]
     total, errors = judge_counts(records)
-    calls, failed = Counter[str](), Counter[str]()
+    calls = Counter[str]()
     for review in paid:
         calls.update(review.calls_by_role)
-    for record in records:
-        failed.update(r.failed_role for r in record.asked if r.outcome == Outcome.ERROR)
     costs: dict[str, float] = {
         "reviews": total,
         "reviews_failed": errors.total(),
@@ -66,7 +64,7 @@ def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = 
         "judge_cached_tokens": sum(review.judge_cached_tokens for review in paid),
     }
     costs |= {f"calls_{role}": calls[role] for role in ROLES}
-    costs |= {f"errors_{role}": failed[role] for role in ROLES}
+    costs |= {f"errors_{role}": judge_counts(records, role)[1].total() for role in ROLES}
     costs |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
     tokens = (int(costs[f"judge_{kind}_tokens"]) for kind in ("prompt", "completion", "cached"))
     if (cost := (prices or PricesConfig()).cost(*tokens)) is not None:

@@ -158,7 +158,7 @@ class Mentor(Baseline):
 
     def _together(self, problem: Problem, response: list[int], step: int, session_id: int) -> Sample:
         row = _row(self.sampler.encode(problem.text), response, Author.POLICY)
-        text = self.sampler.decode(response[:-1] if response[-1] in self.sampler.end_ids else response)
+        text = self.sampler.text(response)
         row.reward_score = score(problem, text)
         record = SessionRecord(f"{step}-{problem.text}", session_id, step, replaced=True, reward_before=0.0)
         return Sample(problem, row, record, text)

@@ -188,11 +188,11 @@ class Sampler:
             inert(row, self.tokenizer.eos_token_id, log_probs=True)
             record.masked, record.mask_reason = True, "empty_response"
         row.check(RESPONSE_LENGTH)
-        row.reward_score = score(problem, self._text(row.response_ids))
+        row.reward_score = score(problem, self.text(row.response_ids))
 
         async def edited(trajectory: Trajectory) -> InterventionOutput:
             twin = self._row(prompt_ids, trajectory)
-            twin.reward_score = score(problem, self._text(twin.response_ids))
+            twin.reward_score = score(problem, self.text(twin.response_ids))
             return twin
 
         waiting = Waiting(record, sample, lambda: self._writer(record, params), edited, sampled_as_scored=True)
@@ -200,7 +200,7 @@ class Sampler:
         row = held.rows[-1]
         if not record.is_trained(self.config.control.train):
             row.mask_out()
-        return Sample(problem, row, record, self._text(row.response_ids))
+        return Sample(problem, row, record, self.text(row.response_ids))
 
     def _writer(self, record: SessionRecord, params: dict[str, Any]) -> ServerWriter:
         return ServerWriter(
@@ -211,7 +211,8 @@ class Sampler:
             decode=self.decode,
         )
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
+        """Of a response, without what ends it."""
         return self.decode(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
 
     @staticmethod
