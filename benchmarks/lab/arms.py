@@ -132,14 +132,15 @@ def _arms() -> dict[str, Arm]:
         short[f"const_every_{steps}"] = but(const, review__every_steps=steps)
     for size in (2, 6):
         short[f"const_control_{size}"] = but(const, control__size=size)
-    # the relaxed anchor
-    for kappa in (-2.0, 1.0):
-        short[f"const_kappa_{kappa:g}"] = but(const, anchor__kappa=kappa)
+    # the relaxed anchor; at the default beta it adds 0.005 to advantages near 1, so its parts are varied at a larger one
     for beta in (1e-2, 1e-1):
         short[f"const_beta_{beta:g}"] = but(const, objective__beta=beta)
         short[f"proxy_beta_{beta:g}"] = but(proxy, objective__beta=beta)
-    short["const_beta_0.1_success"] = but(const, objective__beta=0.1, anchor__relax="success")
-    short["const_beta_0.1_uncapped"] = but(const, objective__beta=0.1, anchor__max_bonus=1e6)
+    relaxed = short["const_beta_0.1"]
+    for kappa in (-2.0, 1.0):
+        short[f"const_beta_0.1_kappa_{kappa:g}"] = but(relaxed, anchor__kappa=kappa)
+    short["const_beta_0.1_success"] = but(relaxed, anchor__relax="success")
+    short["const_beta_0.1_uncapped"] = but(relaxed, anchor__max_bonus=1e6)
     short["const_group_baseline"] = but(const, advantage__estimator="grpo")
     # RTI without its parts
     noisy = replace(rti, corrector="noisy")

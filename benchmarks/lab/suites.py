@@ -50,7 +50,8 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (8, ("rti_shown_none", "rti_shown_outcome", "rti_shown_rubric", "rti_shown_gold", "rti_shown_gold_unverified")),
     (9, ("rti_verbose", "rti_verbose_strict")),
     (7, ("const_stop", "gated_stop")),
-    (5, ("const_beta_0.01", "const_beta_0.1_success", "const_beta_0.1_uncapped", "const_kappa_-2", "const_kappa_1")),
+    (5, ("const_beta_0.01", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1")),
+    (5, ("const_beta_0.1_success", "const_beta_0.1_uncapped")),
     (1, ("vcv_hard", "vcv_unweighted", "rti_hard")),
     (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
 )
