@@ -33,15 +33,18 @@ REJECTIONS = (
 ROLES = ("validator", "corrector", "verifier")
 
 
-def judge_counts(records: Iterable[SessionRecord], role: str = "") -> tuple[int, Counter[str]]:
-    """Reviews asked for, and how many of them failed, by kind.
-
-    Args:
-        role: only reviews in which it was asked, and errors that are its own; empty: all.
-    """
-    reviews = [review for record in records for review in record.asked]
-    asked = [r for r in reviews if not role or role in r.calls_by_role or role == r.failed_role]
-    return len(asked), Counter(r.reason for r in asked if r.outcome == Outcome.ERROR and role in ("", r.failed_role))
+def judge_counts(records: Iterable[SessionRecord]) -> dict[str, tuple[int, Counter[str]]]:
+    """Reviews asked for, and how many of them failed, by kind: under "" all of them, under a role those in which it was
+    asked, and the errors that are its own."""
+    roles = ("", *ROLES)
+    calls, errors = Counter[str](), {role: Counter[str]() for role in roles}
+    for review in (review for record in records for review in record.asked):
+        for role in roles:
+            own = role in ("", review.failed_role)
+            calls[role] += own or role in review.calls_by_role
+            if own and review.outcome == Outcome.ERROR:
+                errors[role][review.reason] += 1
+    return {role: (calls[role], errors[role]) for role in roles}
 
 
 def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = None) -> dict[str, float]:
@@ -51,7 +54,8 @@ def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = 
         prices: of the judge's tokens; the cost is left out without them.
     """
     paid = [review for record in records for review in record.paid]
-    total, errors = judge_counts(records)
+    counts = judge_counts(records)
+    total, errors = counts[""]
     calls = Counter[str]()
     for review in paid:
         calls.update(review.calls_by_role)
@@ -64,7 +68,7 @@ def judge_costs(records: Sequence[SessionRecord], prices: PricesConfig | None = 
         "judge_cached_tokens": sum(review.judge_cached_tokens for review in paid),
     }
     costs |= {f"calls_{role}": calls[role] for role in ROLES}
-    costs |= {f"errors_{role}": judge_counts(records, role)[1].total() for role in ROLES}
+    costs |= {f"errors_{role}": counts[role][1].total() for role in ROLES}
     costs |= {f"judge_errors/{kind}": errors[kind] for kind in sorted(JUDGE_ERROR_KINDS)}
     tokens = (int(costs[f"judge_{kind}_tokens"]) for kind in ("prompt", "completion", "cached"))
     if (cost := (prices or PricesConfig()).cost(*tokens)) is not None:
@@ -89,7 +93,7 @@ def rollout_metrics(
     reviews = [review for record in records for review in record.asked]
     paid = [review for record in records for review in record.paid]
     outcomes = Counter(review.outcome for review in reviews)
-    total, errors = judge_counts(records)
+    total, errors = judge_counts(records)[""]
     rejected = Counter(review.reason for review in reviews if review.outcome == Outcome.REJECTED)
     treated = [record for record in records if record.role == Role.TREATED]
     intervened = [record for record in records if record.intervened]

@@ -34,7 +34,7 @@ from verl_mintrl.judges.build import check_sources
 from verl_mintrl.learning.loss import finish_metrics
 from verl_mintrl.learning.targets import Rows, Targets, build_targets
 from verl_mintrl.manifest import Manifest
-from verl_mintrl.metrics import PREFIX, ROLES, judge_costs, judge_counts, learning_metrics, rollout_metrics
+from verl_mintrl.metrics import PREFIX, judge_costs, judge_counts, learning_metrics, rollout_metrics
 from verl_mintrl.rollout.output import RECORD_KEY
 from verl_mintrl.trajectory.record import Role, SessionRecord, write_jsonl
 from verl_mintrl.trajectory.spans import Author
@@ -62,7 +62,7 @@ class InterventionTrainer(PPOTrainer):
         self.intervention = validate(config)
         if self.intervention.trigger != "never":
             check_sources(self.intervention.judge, self.intervention.verifier)
-        self._judge_counts = {role: (0, Counter[str]()) for role in ("", *ROLES)}
+        self._judge_counts = judge_counts([])
         self.regression = config.actor_rollout_ref.actor.policy_loss.loss_mode == LOSS_MODE
         super().__init__(config)
 
@@ -262,8 +262,8 @@ class InterventionTrainer(PPOTrainer):
         hint = ""  # a fatal record brings its own
         judge = self.intervention.judge
         # also by role: a Corrector that always fails is asked far less often than a Validator that finds nothing wrong
-        for role, (before, failed_before) in self._judge_counts.items():
-            calls, errors = judge_counts(records, role)
+        for role, (calls, errors) in judge_counts(records).items():
+            before, failed_before = self._judge_counts[role]
             asked, failed = before + calls, failed_before + errors
             enough = asked >= judge.min_calls  # counted over as many updates as it takes
             self._judge_counts[role] = (0, Counter()) if enough else (asked, failed)

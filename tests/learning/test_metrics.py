@@ -90,7 +90,7 @@ def test_every_error_kind_and_rejection_is_reported_whether_or_not_it_happened()
 
 
 def test_judge_counts():
-    calls, errors = judge_counts(everything())
+    calls, errors = judge_counts(everything())[""]
     assert calls == len(JUDGE_ERROR_KINDS) + len(REJECTIONS) + 1 + 2
     assert errors == dict.fromkeys(JUDGE_ERROR_KINDS, 1)
 
@@ -108,10 +108,10 @@ def test_judge_counts_of_a_role():
             review(Outcome.ERROR, "timeout", failed_role="validator"),
         ),
     ]
-    assert judge_counts(records) == (11, {"context": 1, "timeout": 2})
-    assert judge_counts(records, "validator") == (11, {"timeout": 1})
-    assert judge_counts(records, "corrector") == (3, {"context": 1, "timeout": 1})
-    assert judge_counts(records, "verifier") == (0, {})
+    assert judge_counts(records)[""] == (11, {"context": 1, "timeout": 2})
+    assert judge_counts(records)["validator"] == (11, {"timeout": 1})
+    assert judge_counts(records)["corrector"] == (3, {"context": 1, "timeout": 1})
+    assert judge_counts(records)["verifier"] == (0, {})
 
 
 def test_counts_of_sessions_and_reviews():

@@ -11,10 +11,9 @@ from typing import Any
 
 from verl_mintrl.errors import JudgeError
 from verl_mintrl.judges.prompted import Completion
-from verl_mintrl.judges.protocol import Usage
+from verl_mintrl.judges.protocol import Usage, believed
 
 _REASONING = ("reasoning_content", "reasoning")
-_MAX_COUNT = 10**9
 
 
 class ErrorInBody(Exception):
@@ -109,18 +108,14 @@ def _explain_nothing(message: dict[str, Any], finish_reason: str, usage: Usage) 
 def _usage(found: Any) -> Usage:
     found = found if isinstance(found, dict) else {}
     details = found.get("prompt_tokens_details")
-    prompt = _count(found.get("prompt_tokens"))
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    prompt = believed(found.get("prompt_tokens"))
+    cached = believed(details.get("cached_tokens")) if isinstance(details, dict) else 0
     return Usage(
         calls=1,
         prompt_tokens=prompt,
-        completion_tokens=_count(found.get("completion_tokens")),
+        completion_tokens=believed(found.get("completion_tokens")),
         cached_tokens=min(cached, prompt),
     )
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT else 0
 
 
 def _no_completion(what: str, usage: Usage | None = None) -> JudgeError:

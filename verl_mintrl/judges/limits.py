@@ -15,11 +15,10 @@ from typing import Any, Protocol, TypeVar
 from verl_mintrl.errors import ConfigError, JudgeError
 from verl_mintrl.judges.clock import waiting
 from verl_mintrl.judges.parsing import check_correction, check_review, check_verification
-from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification
+from verl_mintrl.judges.protocol import Correction, Judge, Review, ReviewRequest, Usage, Verification, believed
 from verl_mintrl.judges.redact import hide
 
 _MOST = 600  # characters of an error's message that are kept
-_MAX_COUNT = 10**9  # tokens of one answer that are believed
 _GRACE_S = 0.3  # a cancelled call may clean up for so long before it is left to itself
 
 _Answer = TypeVar("_Answer", Review, Correction, Verification)
@@ -195,15 +194,7 @@ def _cost(usage: Any, seconds: float) -> Usage:
     if not isinstance(usage, Usage):
         return Usage(calls=1, seconds=seconds)
     names = ("calls", "prompt_tokens", "completion_tokens", "cached_tokens")
-    return Usage(**{name: _count(getattr(usage, name)) for name in names}, seconds=seconds)
-
-
-def _count(value: Any) -> int:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-    return int(number) if 0 < number < _MAX_COUNT else 0
+    return Usage(**{name: believed(getattr(usage, name)) for name in names}, seconds=seconds)
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

@@ -46,6 +46,19 @@ class Usage:
         )
 
 
+#: more calls or tokens than this are not believed of one answer
+_MAX_COUNT = 10**9
+
+
+def believed(count: Any) -> int:
+    """A number of calls or tokens as a judge states it; 0 where it is no number, not positive, or 10^9 and more."""
+    try:
+        number = 0.0 if isinstance(count, bool | str | bytes) else float(count)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return int(number) if 0 < number < _MAX_COUNT else 0
+
+
 @dataclass(frozen=True)
 class ReviewRequest:
     """One look at an unfinished (or finished) response.
