@@ -17,7 +17,7 @@ class Arm:
         preset: of ``verl_mintrl/config/intervention``.
         corrector: key of ``lab.correctors.CORRECTORS``, or ``hint``: the policy itself with its hint; empty: nobody.
         overrides: of the ``intervention:`` node, without its name.
-        actor: of ``actor_rollout_ref.actor``.
+        verl: the rest of the configuration, by whole key.
         baseline: key of ``lab.baselines.BASELINES``.
         experiment: what it changes in :class:`lab.loop.Experiment`.
         optimisation: what it changes in :class:`lab.learner.Optimisation`.
@@ -26,7 +26,7 @@ class Arm:
     preset: str
     corrector: str = ""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    actor: Mapping[str, Any] = field(default_factory=dict)
+    verl: Mapping[str, Any] = field(default_factory=dict)
     baseline: str = ""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     optimisation: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Arm:
         """
         result = judged_by(self.corrector, self.preset, judges) if self.corrector not in ("", "hint") else {}
         result |= {INTERVENTION + key: value for key, value in self.overrides.items()}
-        return result | {f"actor_rollout_ref.actor.{key}": value for key, value in self.actor.items()}
+        return {**result, **self.verl}
 
 
 #: presets whose roles are asked one by one
@@ -91,11 +91,11 @@ def _arms() -> dict[str, Arm]:
         "sft_more_then_grpo": Arm("grpo", baseline="sft_more_then_grpo"),
         "gspo": Arm(
             "grpo",
-            actor={
-                "policy_loss.loss_mode": "gspo",
-                "loss_agg_mode": "seq-mean-token-mean",
-                "clip_ratio_low": 3e-4,
-                "clip_ratio_high": 4e-4,
+            verl={
+                "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
+                "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+                "actor_rollout_ref.actor.clip_ratio_low": 3e-4,
+                "actor_rollout_ref.actor.clip_ratio_high": 4e-4,
             },
         ),
         "luffy": Arm("grpo", baseline="luffy"),
@@ -109,7 +109,7 @@ def _arms() -> dict[str, Arm]:
         **{
             f"{name}_hard": arm
             for name, arm in {**presets, **baselines}.items()
-            if name in ("grpo", "sft_then_grpo", "sft_more_then_grpo", "regression_on_policy", "rti")
+            if name in ("grpo", "sft_then_grpo", "sft_more_then_grpo", "regression_on_policy")
         },
         "const_hard_insertions_8": const,
         "gated_hard_insertions_8": gated,
@@ -141,7 +141,9 @@ def _arms() -> dict[str, Arm]:
         short[f"const_beta_0.1_kappa_{kappa:g}"] = but(relaxed, anchor__kappa=kappa)
     short["const_beta_0.1_success"] = but(relaxed, anchor__relax="success")
     short["const_beta_0.1_uncapped"] = but(relaxed, anchor__max_bonus=1e6)
-    short["const_group_baseline"] = but(const, advantage__estimator="grpo")
+    group = but(const, advantage__estimator="grpo")
+    short["const_group_baseline"] = group
+    short["const_group_mean"] = replace(group, verl={"algorithm.norm_adv_by_std_in_grpo": False})
     # RTI without its parts
     noisy = replace(rti, corrector="noisy")
     short |= {
@@ -166,11 +168,14 @@ def _arms() -> dict[str, Arm]:
     short["rti_shown_gold_unverified"] = but(shown, verifier__enabled=False)
     brief = {"updates": SHORT, "validate_every": SHORT // 2}
     arms = {**presets, **baselines}
+    # where the policy often succeeds by itself, which is where a judge that is wrong can do harm
+    for name, preset in (("const", "mintrl_const"), ("gated", "mintrl_gated"), ("rti", "rti")):
+        arms[f"{name}_systematic_usual"] = replace(presets[preset], corrector="systematic")
     arms |= {name: replace(arm, experiment=HARD) for name, arm in long.items()}
     arms |= {name: replace(arm, experiment={**HARD, **brief}) for name, arm in short.items()}
-    # a policy that solves most problems of the usual length
+    # a policy that solves most problems of the usual length, at a beta at which the anchors differ
     strong = {**HARD, **brief, "warm_up": 20, "warm_up_split": "train"}
-    for name, arm in (("grpo", presets["grpo"]), ("const", const), ("proxy", proxy)):
+    for name, arm in (("grpo", presets["grpo"]), ("const", relaxed), ("proxy", short["proxy_beta_0.1"])):
         arms[f"{name}_strong"] = replace(arm, experiment=strong)
     # steps that go far, where there is something to learn for everybody
     rough = {"lr": 1e-3, "mini_batches": 4}

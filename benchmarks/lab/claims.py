@@ -103,7 +103,7 @@ def speed(run: Run) -> float:
 
 def final_success(results: Results) -> list[Finding]:
     found = []
-    for method in (*HARD_METHODS, "rti_hard"):
+    for method in HARD_METHODS:
         for baseline in HARD_BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint, trained on hard problems"))
             found.append(above(results, method, baseline, last("hard/success"), "the same, success on hard problems"))

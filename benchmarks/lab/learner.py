@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ class Learner:
         self.optimisation = optimisation
         self.regression = settings.actor.policy_loss.loss_mode == LOSS_MODE
         self._loss = loss or get_policy_loss_fn(settings.actor.policy_loss.loss_mode)
-        self._advantage = advantage or group_advantage
+        normalise = settings.whole.algorithm.get("norm_adv_by_std_in_grpo", True)
+        self._advantage = advantage or partial(group_advantage, normalise=normalise)
         self._mark_authors = mark_authors
         self.optimiser = torch.optim.AdamW(
             model.parameters(), lr=optimisation.lr, betas=(0.9, 0.999), weight_decay=optimisation.weight_decay
@@ -201,12 +203,16 @@ class Learner:
         }
 
 
-def group_advantage(samples: Sequence[Sample], mask: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
-    """verl's GRPO advantage, (N, T). Masked sessions are a group of their own, as the trainer makes them."""
+def group_advantage(
+    samples: Sequence[Sample], mask: torch.Tensor, old_log_probs: torch.Tensor, *, normalise: bool = True
+) -> torch.Tensor:
+    """verl's GRPO advantage, (N, T), divided by the group's standard deviation where it is to ``normalise``. Masked sessions
+    are a group of their own, as the trainer makes them."""
     scores = torch.zeros(mask.shape)
     scores[:, 0] = torch.tensor([s.reward for s in samples])
     uids = [s.record.uid + (f"-{s.record.session_id}" if s.record.masked else "") for s in samples]
-    return compute_grpo_outcome_advantage(scores, mask, np.array(uids, dtype=object))[0]
+    groups = np.array(uids, dtype=object)
+    return compute_grpo_outcome_advantage(scores, mask, groups, norm_adv_by_std_in_grpo=normalise)[0]
 
 
 def score_rows(model: Any, samples: Sequence[Sample]) -> Scores:

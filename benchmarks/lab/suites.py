@@ -28,10 +28,11 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     ),
     (1, ("grpo", "mintrl_gated", "mintrl_const", "rti", "sft_then_grpo", "regression_on_policy")),
     (3, ("const_systematic", "gated_systematic", "rti_systematic", "const_noisy", "gated_noisy", "rti_noisy")),
+    (3, ("const_systematic_usual", "gated_systematic_usual", "rti_systematic_usual")),
     (1, ("regression_on_policy_hard", "luffy_hard", "mentor_hard", "gspo_hard", "distil_hard")),
     (4, ("const_insertions_1", "const_insertions_2", "const_insertions_4", "const_insertions_16")),
     (4, ("const_every_2", "const_every_3")),
-    (6, ("const_group_baseline", "const_control_2", "const_control_6")),
+    (6, ("const_group_baseline", "const_group_mean", "const_control_2", "const_control_6")),
     (8, ("self_hard", "rti_hint")),
     (
         9,
@@ -52,7 +53,7 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (7, ("const_stop", "gated_stop")),
     (5, ("const_beta_0.01", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1")),
     (5, ("const_beta_0.1_success", "const_beta_0.1_uncapped")),
-    (1, ("vcv_hard", "vcv_unweighted", "rti_hard")),
+    (1, ("vcv_hard", "vcv_unweighted")),
     (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
 )
 
