@@ -135,7 +135,6 @@ def _arms() -> dict[str, Arm]:
     # the relaxed anchor; at the default beta it adds 0.005 to advantages near 1, so its parts are varied at a larger one
     for beta in (1e-2, 1e-1):
         short[f"const_beta_{beta:g}"] = but(const, objective__beta=beta)
-        short[f"proxy_beta_{beta:g}"] = but(proxy, objective__beta=beta)
     relaxed = short["const_beta_0.1"]
     for kappa in (-2.0, 1.0):
         short[f"const_beta_0.1_kappa_{kappa:g}"] = but(relaxed, anchor__kappa=kappa)
@@ -173,9 +172,10 @@ def _arms() -> dict[str, Arm]:
         arms[f"{name}_systematic_usual"] = replace(presets[preset], corrector="systematic")
     arms |= {name: replace(arm, experiment=HARD) for name, arm in long.items()}
     arms |= {name: replace(arm, experiment={**HARD, **brief}) for name, arm in short.items()}
-    # a policy that solves most problems of the usual length, at a beta at which the anchors differ
+    # a policy that solves most problems of the usual length, at a beta at which the anchors differ (proxy is the same at every
+    # beta: an update's one step starts at its anchor, where beta cancels)
     strong = {**HARD, **brief, "warm_up": 20, "warm_up_split": "train"}
-    for name, arm in (("grpo", presets["grpo"]), ("const", relaxed), ("proxy", short["proxy_beta_0.1"])):
+    for name, arm in (("grpo", presets["grpo"]), ("const", relaxed), ("proxy", but(proxy, objective__beta=0.1))):
         arms[f"{name}_strong"] = replace(arm, experiment=strong)
     # steps that go far, where there is something to learn for everybody
     rough = {"lr": 1e-3, "mini_batches": 4}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import stdev
 
 from lab.arms import SHORT
-from lab.results import Difference, Number, Results, Run
+from lab.evaluate import Examination
+from lab.results import Difference, Number, Rate, Results, Run
 
 RULE = (
     "A statement of the form *a above b* **holds** if the difference, paired over at least 3 seeds, is above 0 at 5 % by "
-    "Student's t (2.92 standard errors for 3 seeds); it **does not hold** if it is below 0, or below 0.02, at 5 %; otherwise it is "
-    "**not decidable here**. Of so many statements some hold by chance: one near the bound says little. Spreads are standard "
-    "deviations over seeds."
+    "Student's t (2.92 standard errors for 3 seeds); it **does not hold** if it is below 0 or, for rates, below 0.02, at 5 %; "
+    "otherwise, and where both are above 0.97 or below 0.03, it is **not decidable here**. The standard error of a rate is never "
+    "taken smaller than what its attempts leave to chance. Of so many statements some hold by chance: one near the bound says "
+    "little. Spreads are standard deviations over seeds. *Success* is that on held-out problems of the usual length."
 )
 
 
@@ -39,8 +41,10 @@ class Claim:
     Attributes:
         arms: what it is read from; also what its figure shows.
         judge: results -> findings.
-        curve: metric of the figure over updates; empty: bars of the last validation success.
+        curve: metric of the figure over updates; empty: bars of ``bar``.
         short: read after the updates of the short arms, however long a run was.
+        drawn: arms of the figure with their names in it; empty: all of ``arms``.
+        bar: what bars show.
     """
 
     number: int
@@ -49,6 +53,8 @@ class Claim:
     judge: Callable[[Results], list[Finding]]
     curve: str = "val/success"
     short: bool = False
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    bar: tuple[str, Number] = ("val/success", Run.last)
 
     def read(self, results: Results) -> Results:
         """What the claim is judged by and drawn from."""
@@ -57,9 +63,33 @@ class Claim:
     def findings(self, results: Results) -> list[Finding]:
         return self.judge(self.read(results))
 
+    def figure_arms(self, results: Results) -> dict[str, str]:
+        """Arms that were run and are shown, with their names in the figure."""
+        names = self.drawn or {arm: arm for arm in self.arms}
+        return {arm: name for arm, name in names.items() if results.of(arm)}
+
+    def has_figure(self, results: Results) -> bool:
+        return bool(self.figure_arms(results))
+
+
+_EXAMINATION = Examination()
+#: problems of a split at one look
+_PROBLEMS = {"val": _EXAMINATION.problems, "harder": _EXAMINATION.problems // 2, "hard": _EXAMINATION.problems // 2}
+
 
 def last(name: str) -> Number:
-    return lambda run: run.last(name)
+    """Value at the last look; a rate where it is a share of attempts, or of problems (pass@k, pass^k)."""
+
+    def read(run: Run) -> float:
+        return run.last(name)
+
+    split, _, measure = name.partition("/")
+    problems = _PROBLEMS.get(split, 0)
+    if problems and measure == "success":
+        return Rate(read, problems * _EXAMINATION.attempts)
+    if problems and measure.startswith("pass"):
+        return Rate(read, problems)
+    return read
 
 
 def _signed(difference: Difference) -> str:
@@ -91,8 +121,8 @@ GATED, CONST, RTI = (f"{method}_hard_insertions_8" for method in ("gated", "cons
 HARD_METHODS = (GATED, CONST, RTI)
 
 
-def best(run: Run) -> float:
-    return run.best()
+#: at the best of all looks
+BEST = Rate(Run.best, _PROBLEMS["val"] * _EXAMINATION.attempts)
 
 
 def speed(run: Run) -> float:
@@ -106,13 +136,17 @@ def final_success(results: Results) -> list[Finding]:
     for method in HARD_METHODS:
         for baseline in HARD_BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint, trained on hard problems"))
-            found.append(above(results, method, baseline, last("hard/success"), "the same, success on hard problems"))
+            found += [
+                above(results, method, baseline, BEST, "the same, best checkpoint"),
+                above(results, method, baseline, last("hard/success"), "the same, success on hard problems"),
+                above(results, method, baseline, last("val/step_accuracy"), "the same, share of right steps"),
+            ]
     for method in HARD_METHODS:
         found += [_at_equal_time(results, method, b) for b in ("grpo_hard", "sft_more_then_grpo_hard")]
     for method in METHODS:
         for baseline in BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint"))
-            found.append(above(results, method, baseline, best, "best checkpoint"))
+            found.append(above(results, method, baseline, BEST, "best checkpoint"))
             found.append(above(results, method, baseline, speed, "mean over all looks"))
     early = results.until(SHORT)
     after = f"after {SHORT} updates, trained on hard problems"
@@ -156,7 +190,7 @@ def coverage(results: Results) -> list[Finding]:
 
 
 def gating(results: Results) -> list[Finding]:
-    found = []
+    found, hard = [], last("hard/success")
     for judge, label in (("", "exact judge"), ("noisy", "30 % random errors"), ("systematic", "systematic errors")):
         gated, const, rti = (f"{m}_{judge}" for m in ("gated", "const", "rti")) if judge else HARD_METHODS
         found.append(above(results, gated, const, SUCCESS, label))
@@ -165,6 +199,11 @@ def gating(results: Results) -> list[Finding]:
         if judge:
             exact = zip((gated, const, rti), HARD_METHODS, strict=True)
             found += [above(results, best_case, name, SUCCESS, "what the errors cost") for name, best_case in exact]
+            found.append(above(results, gated, const, hard, f"{label}, success on hard problems"))
+    # an exact judge needs no more than 8 insertions: 16 are the same procedure, and that arm was looked at after 20 updates
+    for name in ("const_noisy", "const_systematic"):
+        what = "what the errors cost, success on hard problems"
+        found.append(above(results, "const_insertions_16", name, hard, what))
     for name, base in (
         ("const_alarmist", CONST),
         ("gated_alarmist", GATED),
@@ -173,7 +212,34 @@ def gating(results: Results) -> list[Finding]:
         ("rti_leaking", RTI),
     ):
         found.append(above(results, base, name, SUCCESS, "what the fault of the judge costs"))
+        found.append(above(results, base, name, last("val/step_accuracy"), "the same, share of right steps"))
+    # where the policy often succeeds by itself
+    usual = "systematic errors, trained on problems of the usual length"
+    gated, const, rti = (f"{method}_systematic_usual" for method in ("gated", "const", "rti"))
+    found += [above(results, gated, other, SUCCESS, usual) for other in (const, rti, "grpo")]
+    found += [
+        above(results, best_case, name, SUCCESS, "what the errors cost there")
+        for name, best_case in zip((gated, const, rti), METHODS, strict=True)
+    ]
+    for arm in (GATED, "gated_systematic", gated):
+        found.append(
+            Finding(
+                f"{arm}: share of sessions whose gate stays closed",
+                f"{results.text(arm, closed)}, in the last quarter {results.text(arm, closed_late)}",
+                "reported" if results.of(arm) else "not run",
+            )
+        )
     return found
+
+
+def closed(run: Run, start: float = 0.0) -> float:
+    """Share of the sessions that might have been intervened on and were not, since one of their group succeeded by itself."""
+    treated = run.mean("intervention/sessions_treated", start)
+    return run.mean("intervention/sessions_gated_off", start) / treated if treated else math.nan
+
+
+def closed_late(run: Run) -> float:
+    return closed(run, 0.75)
 
 
 def per_thousand_calls(run: Run) -> float:
@@ -184,19 +250,31 @@ def per_thousand_calls(run: Run) -> float:
 def intensity(results: Results) -> list[Finding]:
     counts = (0, 1, 2, 4, 8, 16)
     arms = ("regression_on_policy_hard", *(f"const_insertions_{n}" for n in (1, 2, 4)), CONST, "const_insertions_16")
+    # the middle is named beforehand: the best of several would be above the ends by chance
+    middle, least, most = "const_insertions_4", arms[0], arms[-1]
 
     def share(run: Run) -> float:
         return run.mean("intervention/inserted_token_share")
 
-    numbers = "; ".join(
-        f"{count}: {results.text(arm, SUCCESS)} (inserted {results.text(arm, share)})"
-        for count, arm in zip(counts, arms, strict=True)
-    )
-    # the middle is named beforehand: the best of several would be above the ends by chance
-    middle = "const_insertions_4"
-    verdicts = [results.difference(middle, end, SUCCESS).verdict() for end in (arms[0], arms[-1])]
+    def by_count(number: Number) -> str:
+        return "; ".join(f"{count}: {results.text(arm, number)}" for count, arm in zip(counts, arms, strict=True))
+
+    verdicts = [results.difference(middle, end, SUCCESS).verdict() for end in (least, most)]
     statement = "inverted U over insertions per session (0, 1, 2, 4, 8, 16): 4 above 0 and above 16"
-    found = [Finding(statement, numbers, _weaker(verdicts))]
+    reported = "reported" if results.of(middle) else "not run"
+    hard = last("hard/success")
+    found = [
+        Finding(statement, by_count(SUCCESS), _weaker(verdicts)),
+        Finding("the same arms: share of inserted tokens", by_count(share), reported),
+        Finding("the same arms: success on hard problems (8: not looked at)", by_count(hard), reported),
+        above(results, middle, "const_insertions_2", SUCCESS, "4 insertions against 2"),
+        above(results, middle, "const_insertions_2", hard, "the same, success on hard problems"),
+        above(results, most, "const_insertions_2", hard, "16 insertions against 2, success on hard problems"),
+    ]
+    for arm, treated in (("const_control_6", 25), (CONST, 50), ("const_control_2", 75)):
+        numbers = f"success {results.text(arm, SUCCESS)}, inserted {results.text(arm, share)}"
+        name = f"{arm}: {treated} % of the sessions treated"
+        found.append(Finding(name, numbers, "reported" if results.of(arm) else "not run"))
     for arm in (CONST, "const_every_2", "const_every_3"):
         calls = results.text(arm, lambda r: r.gathered("intervention/judge_calls"), 0)
         per = results.text(arm, per_thousand_calls)
@@ -227,8 +305,20 @@ def _weaker(verdicts: Sequence[str]) -> str:
 def anchor(results: Results) -> list[Finding]:
     found = [
         above(results, CONST, "proxy_hard", SUCCESS, "weak policy, beta 0.001"),
-        above(results, "const_beta_0.1", "proxy_beta_0.1", SUCCESS, "weak policy, beta 0.1"),
-        above(results, "proxy_strong", "const_strong", SUCCESS, "policy after 20 updates of GRPO on usual problems"),
+        above(
+            results,
+            "const_beta_0.1",
+            "proxy_hard",
+            SUCCESS,
+            "weak policy, const at beta 0.1 (proxy is the same at any)",
+        ),
+        above(
+            results,
+            "proxy_strong",
+            "const_strong",
+            SUCCESS,
+            "policy after 20 updates of GRPO on usual problems, beta 0.1",
+        ),
         above(results, "const_strong", "grpo_strong", SUCCESS, "the same policy"),
         above(results, "proxy_strong", "grpo_strong", SUCCESS, "the same policy"),
     ]
@@ -254,7 +344,14 @@ def anchor(results: Results) -> list[Finding]:
 def control(results: Results) -> list[Finding]:
     against = "control sessions against the group mean as baseline"
     return [
-        above(results, CONST, "const_group_baseline", SUCCESS, against),
+        above(results, CONST, "const_group_mean", SUCCESS, against),
+        above(
+            results,
+            CONST,
+            "const_group_baseline",
+            SUCCESS,
+            f"{against}, divided by its standard deviation as GRPO does",
+        ),
         above(results, CONST, "const_control_2", SUCCESS, "4 against 2 control sessions of 8"),
         above(results, CONST, "const_control_6", SUCCESS, "4 against 6 control sessions of 8"),
     ]
@@ -267,15 +364,23 @@ def schedule(results: Results) -> list[Finding]:
     def own_early(run: Run) -> float:
         return run.mean("train/own_success", 0.0, 0.2)
 
-    found = [
-        above(results, "const_stop", CONST, SUCCESS, "interventions in the first half only"),
-        above(results, "gated_stop", GATED, SUCCESS, "interventions in the first half only"),
-    ]
+    def rise(run: Run) -> float:
+        return own_late(run) - own_early(run)
+
+    what = "interventions in the first half only"
+    found = []
+    for stopped, always in (("const_stop", CONST), ("gated_stop", GATED)):
+        found += [
+            above(results, stopped, always, SUCCESS, what),
+            above(results, stopped, always, last("hard/success"), f"{what}, success on hard problems"),
+            above(results, stopped, always, own_late, f"{what}, success without help in the last fifth"),
+        ]
     for method in HARD_METHODS:
         finding = above(
             results, method, method, own_late, "success before editing, last fifth against first", own_early
         )
         found.append(Finding(f"{method}: success before editing rises", finding.numbers, finding.verdict))
+        found.append(above(results, method, "grpo_hard", rise, "how far success without help rises"))
     return found
 
 
@@ -300,7 +405,9 @@ def evidence(results: Results) -> list[Finding]:
 
     shown = [f"rti_shown_{level}" for level in ("none", "outcome", "rubric", "gold", "gold_unverified")]
     none, *_, gold, unverified = shown
-    found = [above(results, arm, none, SUCCESS, "a judge that errs, shown evidence against none") for arm in shown[1:4]]
+    what = "a judge that errs, shown evidence against none"
+    found = [above(results, arm, none, SUCCESS, what) for arm in shown[1:4]]
+    found[1] = replace(found[1], numbers=f"{found[1].numbers} (a rubric is the whole solution: such a judge is exact)")
     found.append(above(results, gold, unverified, SUCCESS, "shown the answer, with against without Verifier"))
     found.append(above(results, gold, unverified, last("val/step_accuracy"), "the same, share of right steps"))
     for arm in shown:
@@ -316,19 +423,38 @@ def evidence(results: Results) -> list[Finding]:
 
 
 def rti_parts(results: Results) -> list[Finding]:
-    consistent, hard = last("val/pass^4"), last("val/pass^2")
+    splits = (
+        ("", SUCCESS),
+        (", longer problems", last("harder/success")),
+        (", hard problems", last("hard/success")),
+    )
+    found = []
+    for a, b, what in (
+        ("rti_noisy_checked", "rti_noisy_unverified", "noisy, with exact Verifier against none"),
+        ("rti_noisy_unverified", "grpo_hard", "noisy, without Verifier, against no interventions"),
+        (RTI, "rti_unweighted", "with against without steering weights"),
+        (RTI, "rti_eps_cal_0.5", "eps_cal 0.2 against 0.5"),
+        ("rti_noisy", "rti_noisy_ungated", "noisy judge, with against without gate"),
+    ):
+        found += [above(results, a, b, number, f"{what}{split}") for split, number in splits]
+    consistent = last("val/pass^4")
     teacher = "teacher that is right in words of its own, bound 5 against 1.5"
     return [
-        above(results, "rti_noisy_checked", "rti_noisy_unverified", SUCCESS, "noisy, with exact Verifier against none"),
-        above(results, "grpo_hard", "rti_noisy_unverified", SUCCESS, "noisy, without Verifier, is worse than nothing"),
-        above(results, RTI, "rti_ungated", consistent, "pass^4, with against without gate"),
-        above(results, RTI, "rti_ungated", hard, "pass^2, with against without gate"),
+        *found,
+        _if_anything_was_stopped(
+            results, RTI, above(results, RTI, "rti_ungated", consistent, "pass^4, with against without gate")
+        ),
         above(results, "rti_noisy", "rti_noisy_ungated", consistent, "pass^4, noisy judge, with against without gate"),
-        above(results, RTI, "rti_unweighted", SUCCESS, "with against without steering weights"),
-        above(results, RTI, "rti_eps_cal_0.5", SUCCESS, "eps_cal 0.2 against 0.5"),
         above(results, "rti_verbose", "rti_verbose_strict", passed, f"{teacher}: share of its corrections that pass"),
         above(results, "rti_verbose", "rti_verbose_strict", SUCCESS, teacher),
     ]
+
+
+def _if_anything_was_stopped(results: Results, arm: str, finding: Finding) -> Finding:
+    if any(share < 1 for share in results.values(arm, passed)) or finding.verdict == "not run":
+        return finding
+    numbers = f"{finding.numbers}; the gate stopped nothing, so both are the same procedure"
+    return Finding(finding.statement, numbers, "not decidable here")
 
 
 def passed(run: Run) -> float:
@@ -345,10 +471,16 @@ def gate(results: Results) -> list[Finding]:
         above(results, "rti_strict", RTI, SUCCESS, "bound 1.5 against 5"),
         Finding(
             "ignoring literals lets copied ones pass",
-            "corrections have a median perplexity of 1.1, and a step is one word, never copied whole: no rare literals",
+            f"corrections have a median perplexity of {results.text('rti_strict', perplexity, 2)}, and a step is one word, never "
+            "copied whole: no rare literals",
             "not decidable here" if results.of("rti_strict") else "not run",
         ),
     ]
+
+
+def perplexity(run: Run) -> float:
+    """Median perplexity of corrections under the policy, mean over the updates."""
+    return run.mean("intervention/ppl_correction_p50")
 
 
 def stability(results: Results) -> list[Finding]:
@@ -375,7 +507,7 @@ def forgetting(results: Results) -> list[Finding]:
         above(results, method, "sft_then_grpo_hard", last("old/success"), "old task kept")
         for method in (*HARD_METHODS, "grpo_hard")
     ]
-    for arm in ("grpo_hard", "sft_then_grpo_hard", *HARD_METHODS):
+    for arm in ("grpo_hard", "sft_then_grpo_hard", "sft_more_then_grpo_hard", *HARD_METHODS):
         found.append(
             Finding(
                 f"{arm}: old task, length, steps, before -> after",
@@ -393,7 +525,7 @@ def agreement(results: Results, verl: Results) -> list[Finding]:
     found = []
     for arm in verl.arms:
         looks = [set(dict(run.curve("val/success"))) for run in (*verl.of(arm), *results.of(arm))]
-        common = sorted(set.intersection(*looks)) if results.of(arm) else []
+        common = sorted(set.intersection(*looks) - {0}) if results.of(arm) else []
         if not common:
             found.append(Finding(f"{arm}: both tiers agree", "-", "not run"))
             continue
@@ -428,12 +560,25 @@ CLAIMS: tuple[Claim, ...] = (
         "Better validation success than GRPO, SFT then GRPO, and no interventions",
         (*HARD_METHODS, *HARD_BASELINES, *METHODS, *BASELINES),
         final_success,
+        drawn={
+            "sft_more_then_grpo_hard": "8 x SFT, then GRPO",
+            CONST: "mintrl_const",
+            RTI: "rti",
+            GATED: "mintrl_gated",
+            "sft_then_grpo_hard": "SFT, then GRPO",
+            "regression_on_policy_hard": "regression alone",
+            "grpo_hard": "GRPO",
+        },
     ),
     Claim(2, "Larger coverage", (*HARD_METHODS, "grpo_hard", *METHODS, "grpo"), coverage, "val/pass@4"),
     Claim(
         3,
         "Gated interventions under clean, noisy and systematically wrong judges",
-        ("grpo_hard", *HARD_METHODS, *(f"{m}_{j}" for j in ("noisy", "systematic") for m in ("gated", "const", "rti"))),
+        (
+            "grpo_hard",
+            *HARD_METHODS,
+            *(f"{m}_{j}" for j in ("noisy", "systematic", "systematic_usual") for m in ("gated", "const", "rti")),
+        ),
         gating,
         "",
         short=True,
@@ -454,7 +599,7 @@ CLAIMS: tuple[Claim, ...] = (
         5,
         "Const against proxy; kappa, beta, relax, cap, sign flips",
         (
-            *(CONST, "proxy_hard", "const_beta_0.01", "const_beta_0.1", "proxy_beta_0.1"),
+            *(CONST, "proxy_hard", "const_beta_0.01", "const_beta_0.1"),
             *("const_beta_0.1_success", "const_beta_0.1_uncapped", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1"),
             *("grpo_strong", "const_strong", "proxy_strong"),
         ),
@@ -465,7 +610,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         6,
         "Control baseline against group baseline",
-        (CONST, "const_group_baseline", "const_control_2", "const_control_6"),
+        (CONST, "const_group_mean", "const_group_baseline", "const_control_2", "const_control_6"),
         control,
         "",
         short=True,
@@ -473,8 +618,9 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         7,
         "Early stopping; dependence on the judge falls",
-        (CONST, "const_stop", GATED, "gated_stop"),
+        (CONST, "const_stop", GATED, "gated_stop", RTI, "grpo_hard"),
         schedule,
+        "train/own_success",
     ),
     Claim(
         8,
@@ -508,10 +654,11 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         10,
         "The gate; literal-heavy corrections",
-        (RTI, "rti_strict", "rti_ungated"),
+        (RTI, "rti_strict", "rti_ungated", "rti_noisy", "rti_verbose", "rti_verbose_strict"),
         gate,
         "",
         short=True,
+        bar=("share of corrections that pass", passed),
     ),
     Claim(
         11,
@@ -522,7 +669,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         12,
         "Forgetting of the old task; behaviour",
-        ("grpo_hard", "sft_then_grpo_hard", *HARD_METHODS),
+        ("grpo_hard", "sft_then_grpo_hard", "sft_more_then_grpo_hard", *HARD_METHODS),
         forgetting,
         "old/success",
     ),

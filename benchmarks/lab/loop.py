@@ -173,16 +173,21 @@ def own_reward(sample: Sample) -> float | None:
 
 def early_answers(samples: Sequence[Sample]) -> dict[str, float]:
     """Corrections, and how many of them state an answer where a step had to stand, whoever stopped them."""
-    proposed = [(s, note) for s in samples for note in s.record.asked if note.correction and note.step]
+    proposed = [
+        (s, note.step, note.correction, note.outcome)
+        for s in samples
+        for note in s.record.asked
+        if note.correction and note.step
+    ]
     early = [
-        note
-        for s, note in proposed
-        if note.step < len(s.problem.terms) and tasks.is_ended(tasks.split_lines(note.correction or "")[-1])
+        outcome
+        for s, step, correction, outcome in proposed
+        if step < len(s.problem.terms) and tasks.is_ended(tasks.split_lines(correction)[-1])
     ]
     return {
         "judge/corrections": len(proposed),
         "judge/early_answers": len(early),
-        "judge/early_answers_inserted": sum(note.outcome == Outcome.INSERTED for note in early),
+        "judge/early_answers_inserted": early.count(Outcome.INSERTED),
     }
 
 

@@ -45,7 +45,7 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
             "rti_noisy_ungated",
         ),
     ),
-    (5, ("proxy_hard", "const_beta_0.1", "proxy_beta_0.1", "const_strong", "proxy_strong", "grpo_strong")),
+    (5, ("proxy_hard", "const_beta_0.1", "const_strong", "proxy_strong", "grpo_strong")),
     (11, ("grpo_rough", "gspo_rough", "regression_on_policy_rough", "mintrl_const_rough")),
     (10, ("rti_strict",)),
     (8, ("rti_shown_none", "rti_shown_outcome", "rti_shown_rubric", "rti_shown_gold", "rti_shown_gold_unverified")),

@@ -31,6 +31,7 @@ from lab.arms import ARMS
 from lab.evaluate import PROBLEM_SEED
 from lab.loop import Experiment, commit
 from lab.pretrain import policy_path
+from lab.run import as_json, positive
 from lab.settings import COMMON, ROOT, settings
 from lab.suites import experiment
 from verl_mintrl.trajectory.record import write_jsonl
@@ -38,11 +39,13 @@ from verl_mintrl.trajectory.record import write_jsonl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("arm", choices=sorted(ARMS))
+    parser.add_argument("arm", choices=sorted(ARMS), metavar="arm", help="of arms.py")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, help="default: as many as in tier 2")
+    parser.add_argument("--updates", type=positive, help="default: as many as in tier 2")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "lab" / "verl")
     args = parser.parse_args()
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out} is no folder")
     arm = ARMS[args.arm]
     chosen = experiment(args.arm, args.seed)
     steered = settings(arm.preset, chosen.overrides, prompts=8, n=8).intervention.token_weights.mode == "steering"
@@ -72,7 +75,7 @@ def main() -> None:
         args.out / f"{chosen.name}.jsonl",
         [
             {
-                "experiment": {"arm": chosen.arm, "seed": chosen.seed, "updates": chosen.updates},
+                "experiment": as_json(chosen),
                 "policy": policy_path().name,
                 "commit": commit(),
             },

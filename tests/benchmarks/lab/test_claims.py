@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 
 import pytest
 from lab.arms import ARMS
 from lab.claims import CLAIMS, SUCCESS, above, agreement
-from lab.report import write_report
+from lab.pretrain import POLICY, cached
+from lab.report import KEPT_VERL, table, write_report
 from lab.results import KEPT, Difference, Results, Run
 from lab.run import as_json, main
-from lab.settings import settings
+from lab.settings import ROOT, settings
 from lab.suites import FULL, SEEDS, suite
 
 
@@ -33,7 +35,8 @@ def make_run(arm, seed, successes, **more):
         (Difference(0.0, 0.005, 3), "does not hold"),
         (Difference(0.056, 0.027, 3), "not decidable here"),
         (Difference(0.056, 0.022, 4), "holds"),
-        (Difference(0.0, 0.0, 3), "not decidable here"),  # both at the ceiling
+        (Difference(0.01, 0.0, 3, bounded=True), "not decidable here"),  # both at the ceiling
+        (Difference(0.0, 0.005, 3, margin=0.0), "not decidable here"),  # no rate: every difference is of interest
         (Difference(math.nan, math.nan, 0), "not run"),
     ],
 )
@@ -48,8 +51,38 @@ def test_differences_are_paired_by_seed():
     )
     difference = results.difference("a", "b", SUCCESS)
     assert difference.seeds == 2
-    assert difference.mean == pytest.approx(0.1) and difference.error == pytest.approx(0.0)
+    assert difference.mean == pytest.approx(0.1)
     assert above(results, "a", "nobody", SUCCESS, "x").verdict == "not run"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "error", "bounded"),
+    [
+        (
+            (0.55, 0.60, 0.50),
+            (0.50, 0.55, 0.45),
+            math.sqrt(6 * 0.2475 / 192) / 3,
+            False,
+        ),  # the same in every seed: chance remains
+        ((0.30, 0.60, 0.90), (0.50, 0.50, 0.50), 0.1732, False),  # seeds differ by more than chance
+        ((1.0, 1.0, 1.0), (0.98, 0.99, 0.99), 0.0, True),
+        ((0.0, 0.01, 0.02), (0.0, 0.0, 0.01), 0.0, True),
+        ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), math.sqrt(3 * 0.25 / 192) / 3, False),
+    ],
+)
+def test_the_error_of_a_rate_is_at_least_that_of_its_attempts(ours, theirs, error, bounded):
+    runs = [make_run(arm, s, [0, v]) for arm, values in (("a", ours), ("b", theirs)) for s, v in enumerate(values)]
+    difference = Results(runs).difference("a", "b", SUCCESS)
+    assert difference.error == pytest.approx(error, abs=0.01) and difference.bounded == bounded
+    plain = Results(runs).difference("a", "b", lambda run: run.last())
+    assert plain.margin == 0 and not plain.bounded and plain.error <= difference.error + 1e-12
+
+
+def test_a_value_that_was_not_measured_in_the_end_is_none():
+    run = make_run("a", 0, [0.1, 0.2, 0.3])
+    run.rows[0]["hard/success"] = 0.01
+    assert math.isnan(run.last("hard/success")) and math.isnan(run.until(1).last("hard/success"))
+    assert run.until(0).last("hard/success") == 0.01 and run.until(1).last() == 0.2
 
 
 def test_last_best_and_equal_time():
@@ -68,10 +101,11 @@ def test_every_claim_is_judged_with_nothing_and_with_everything(tmp_path):
     folder.mkdir()
     for number, arm in enumerate(ARMS):
         for seed in SEEDS:
-            run = make_run(arm, seed, [0.1, 0.2 + 0.01 * number + 0.001 * seed])
+            run = make_run(arm, seed, [0.1, 0.2 + 0.005 * number + 0.001 * seed])
             lines = [{"experiment": run.experiment, "policy": "p"}, *run.rows]
             (folder / f"{arm}-{seed}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    write_report(Results.load(folder), tmp_path / "out", "full", folder)
+    runs = Results.load(folder)
+    write_report(runs, tmp_path / "out", "full", runs)
     text = (tmp_path / "out" / "claims.md").read_text()
     assert all(f"## {claim.number}. {claim.title}" in text for claim in CLAIMS)
     assert [claim.number for claim in CLAIMS] == list(range(1, 13))
@@ -97,19 +131,63 @@ def test_a_report_of_some_runs_deletes_no_other(tmp_path):
     old, new = make_run("rti_noisy", 0, [0.1, 0.5]), make_run("rti_noisy", 1, [0.1, 0.6])
     Results([old, make_run("rti_noisy", 1, [0.1, 0.2])]).keep(tmp_path / KEPT)
     for some in ([new], []):
-        write_report(Results(some), tmp_path, "quick", tmp_path / "no runs under verl")
+        write_report(Results(some), tmp_path, "quick", Results([]))
     kept = Results.load(tmp_path / "nothing here", tmp_path / KEPT)
     assert [run.last() for run in kept.of("rti_noisy")] == [0.5, 0.6]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"experiment": 1}', '{"experiment": {"arm": "a"}}\n{"upda'])
+def test_a_run_of_another_length_stands_beside_the_kept_one_and_not_in_its_place(tmp_path):
+    long, short = make_run("grpo_hard", 0, [0.1, 0.2, 0.5]), make_run("grpo_hard", 0, [0.1, 0.3])
+    Results([long]).keep(tmp_path / KEPT)
+    write_report(Results([short]), tmp_path, "quick", Results([]))
+    (tmp_path / "runs").mkdir()
+    lines = [{"experiment": short.experiment, "policy": ""}, *short.rows]
+    (tmp_path / "runs" / "grpo_hard-0.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = Results.load(tmp_path / "runs", tmp_path / KEPT)
+    assert len(found) == 2
+    assert [run.last() for run in found.only([long.experiment], "").of("grpo_hard")] == [0.5]
+    assert [run.last() for run in found.only([short.experiment], "").of("grpo_hard")] == [0.3]
+    assert [run.last() for run in found.only([short.experiment], "", any_length=True).of("grpo_hard")] == [0.5]
+
+
+def test_the_table_in_the_repository_is_that_of_the_kept_runs():
+    folder, policy = ROOT / "benchmarks" / "lab" / "results", cached("policy", POLICY).name
+    wanted = [as_json(e) for e in suite("full")]
+    kept = Results.load(folder / "no runs", folder / KEPT)
+    verl = Results.load(folder / "no runs", folder / KEPT_VERL)
+    counting = kept.only(wanted, policy), verl.only(wanted, policy, any_length=True)
+    assert [len(some) for some in counting] == [len(kept), len(verl)], "kept runs of arms that are no more"
+    assert table(counting[0], "full", counting[1]) == (folder / "claims.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"experiment": 1}',
+        '{"experiment": {"arm": "a"}}\n{"upda',
+        '{"experiment": {"arm": "a", "seed": 1, "updates": 1}}\n{"val/success": 0.5}',
+        "\udcff",
+    ],
+)
 def test_a_damaged_file_of_a_run_is_named_and_its_run_made_again(tmp_path, capsys, damage):
     good = make_run("a", 0, [0.1, 0.5])
     lines = [{"experiment": good.experiment, "policy": "p"}, *good.rows]
     (tmp_path / "a-0.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (tmp_path / "a-1.jsonl").write_text(damage)
+    (tmp_path / "a-1.jsonl").write_bytes(damage.encode(errors="surrogateescape"))
     assert len(Results.load(tmp_path)) == 1
     assert "a-1.jsonl is no file of a run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_an_unfinished_file_of_a_run_is_named_and_its_run_made_again(tmp_path, capsys, rows):
+    run = make_run("a", 0, [0.1, 0.5, 0.6])
+    lines = [{"experiment": run.experiment, "policy": "p"}, *run.rows[:rows]]
+    (tmp_path / "a-0.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert len(Results.load(tmp_path)) == 0
+    assert "a-0.jsonl ends before its last update" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", "3", '{"experiment": {}, "columns": [], "policy": ""}'])
@@ -134,7 +212,9 @@ def test_a_damaged_file_of_kept_runs_stops_and_is_left_alone(tmp_path, damage):
         (["--jobs", "0"], "at least 1"),
         (["--jobs", "-2"], "at least 1"),
         (["--out", __file__], "no folder"),
-        (["--results", __file__], "no folder"),
+        (["--suite", "full", "--results", __file__], "no folder"),
+        (["--results", "nowhere"], "for the suite full"),
+        (["--arms"], "expected at least one argument"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(monkeypatch, capsys, arguments, said):
@@ -142,6 +222,31 @@ def test_arguments_that_make_no_sense_are_refused(monkeypatch, capsys, arguments
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [[], ["an old policy"]])
+def test_a_report_of_nothing_is_refused(monkeypatch, tmp_path, kept):
+    """Also where every kept run began with another policy: the table would be emptied."""
+    experiments = [as_json(e) for e in suite("full")[:2]]
+    rows = [{"update": u, "val/success": 0.1} for u in range(41)]
+    for policy in kept:
+        Results([Run(e, rows, policy) for e in experiments]).keep(tmp_path / KEPT)
+    (tmp_path / "claims.md").write_text("a table")
+    monkeypatch.setattr(
+        "sys.argv",
+        ["run.py", "--suite", "full", "--report-only", "--results", str(tmp_path), "--out", str(tmp_path / "o")],
+    )
+    with pytest.raises(SystemExit, match="they began with an old policy" if kept else "nothing to report"):
+        main()
+    assert (tmp_path / "claims.md").read_text() == "a table"
+
+
+def test_two_at_once_in_one_folder_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["run.py", "--report-only", "--out", str(tmp_path)])
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="another run of the laboratory is at work"):
+            main()
 
 
 def test_runs_that_fail_are_told_and_end_in_an_error(monkeypatch, capsys, tmp_path):
@@ -155,11 +260,12 @@ def test_runs_that_fail_are_told_and_end_in_an_error(monkeypatch, capsys, tmp_pa
 
 def test_a_run_of_another_configuration_or_policy_does_not_count(tmp_path):
     experiments = [as_json(e) for e in suite("quick")]
-    runs = [Run(e, [{"update": 0, "val/success": 0.1}], "p") for e in experiments]
+    runs = [Run(e, [{"update": e["updates"], "val/success": 0.1}], "p") for e in experiments]
     results = Results(runs)
     assert len(results.only(experiments, "p")) == len(runs) and results.has(experiments[0])
     assert len(results.only(experiments, "other")) == 0
-    changed = [{**e, "updates": 99} for e in experiments]
+    changed = [{**e, "n": 99} for e in experiments]
+    assert len(results.only(changed, "p", any_length=True)) == 0
     assert len(results.only(changed, "p")) == 0 and not results.has(changed[0])
 
 
@@ -177,6 +283,9 @@ def test_tiers_are_compared_at_the_last_common_look():
     assert [f.verdict for f in agreement(ours, far)] == ["not consistent, 1 seed"]
     assert [f.verdict for f in agreement(ours, ours)] == ["holds"]
     assert [f.verdict for f in agreement(Results([]), near)] == ["not run"]
+    assert [f.verdict for f in agreement(ours, Results([make_run("grpo", 0, [0.1])]))] == ["not run"], (
+        "nothing learned yet"
+    )
 
 
 def test_arms_of_suites_and_claims_exist():
