@@ -42,7 +42,7 @@ class Claim:
         arms: what it is read from; also what its figure shows.
         judge: results -> findings.
         curve: metric of the figure over updates; empty: bars of ``bar``.
-        short: read after the updates of the short arms, however long a run was.
+        short: drawn after the updates of the short arms, however long a run was.
         drawn: arms of the figure with their names in it; empty: all of ``arms``.
         bar: what bars show.
     """
@@ -56,12 +56,8 @@ class Claim:
     drawn: Mapping[str, str] = field(default_factory=dict)
     bar: tuple[str, Number] = ("val/success", Run.last)
 
-    def read(self, results: Results) -> Results:
-        """What the claim is judged by and drawn from."""
-        return results.until(SHORT) if self.short else results
-
     def findings(self, results: Results) -> list[Finding]:
-        return self.judge(self.read(results))
+        return self.judge(results)
 
     def figure_arms(self, results: Results) -> dict[str, str]:
         """Arms that were run and are shown, with their names in the figure."""
@@ -189,8 +185,9 @@ def coverage(results: Results) -> list[Finding]:
     return found
 
 
-def gating(results: Results) -> list[Finding]:
+def gating(whole: Results) -> list[Finding]:
     found, hard = [], last("hard/success")
+    results = whole.until(SHORT)
     for judge, label in (("", "exact judge"), ("noisy", "30 % random errors"), ("systematic", "systematic errors")):
         gated, const, rti = (f"{m}_{judge}" for m in ("gated", "const", "rti")) if judge else HARD_METHODS
         found.append(above(results, gated, const, SUCCESS, label))
@@ -216,17 +213,18 @@ def gating(results: Results) -> list[Finding]:
     # where the policy often succeeds by itself
     usual = "systematic errors, trained on problems of the usual length"
     gated, const, rti = (f"{method}_systematic_usual" for method in ("gated", "const", "rti"))
-    found += [above(results, gated, other, SUCCESS, usual) for other in (const, rti, "grpo")]
-    found += [
-        above(results, best_case, name, SUCCESS, "what the errors cost there")
-        for name, best_case in zip((gated, const, rti), METHODS, strict=True)
-    ]
+    for runs, when in ((results, ""), (whole, " to the end")):
+        found += [above(runs, gated, other, SUCCESS, f"{usual}{when}") for other in (const, rti, "grpo")]
+        found += [
+            above(runs, best_case, name, SUCCESS, f"what the errors cost there{when}")
+            for name, best_case in zip((gated, const, rti), METHODS, strict=True)
+        ]
     for arm in (GATED, "gated_systematic", gated):
         found.append(
             Finding(
                 f"{arm}: share of sessions whose gate stays closed",
-                f"{results.text(arm, closed)}, in the last quarter {results.text(arm, closed_late)}",
-                "reported" if results.of(arm) else "not run",
+                f"{whole.text(arm, closed)}, in the last quarter {whole.text(arm, closed_late)}",
+                "reported" if whole.of(arm) else "not run",
             )
         )
     return found
@@ -554,6 +552,11 @@ def _agreed(within: bool, seeds: int) -> str:
     return f"{'consistent' if within else 'not consistent'}, {seeds} seed{'s' * (seeds > 1)}"
 
 
+def early(judge: Callable[[Results], list[Finding]]) -> Callable[[Results], list[Finding]]:
+    """Reads every run as it was after the updates of the short arms."""
+    return lambda results: judge(results.until(SHORT))
+
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         1,
@@ -591,7 +594,7 @@ CLAIMS: tuple[Claim, ...] = (
             *(f"const_insertions_{n}" for n in (1, 2, 4)),
             *(CONST, "const_insertions_16", "const_every_2", "const_every_3"),
         ),
-        intensity,
+        early(intensity),
         "",
         short=True,
     ),
@@ -603,7 +606,7 @@ CLAIMS: tuple[Claim, ...] = (
             *("const_beta_0.1_success", "const_beta_0.1_uncapped", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1"),
             *("grpo_strong", "const_strong", "proxy_strong"),
         ),
-        anchor,
+        early(anchor),
         "",
         short=True,
     ),
@@ -611,7 +614,7 @@ CLAIMS: tuple[Claim, ...] = (
         6,
         "Control baseline against group baseline",
         (CONST, "const_group_mean", "const_group_baseline", "const_control_2", "const_control_6"),
-        control,
+        early(control),
         "",
         short=True,
     ),
@@ -629,7 +632,7 @@ CLAIMS: tuple[Claim, ...] = (
             *("self_hard", "proxy_hard", "rti_hint", "grpo_hard", "regression_on_policy_hard"),
             *("rti_shown_none", "rti_shown_outcome", "rti_shown_rubric", "rti_shown_gold", "rti_shown_gold_unverified"),
         ),
-        self_intervention,
+        early(self_intervention),
         "",
         short=True,
     ),
@@ -647,7 +650,7 @@ CLAIMS: tuple[Claim, ...] = (
                 "rti_verbose_strict",
             ),
         ),
-        rti_parts,
+        early(rti_parts),
         "",
         short=True,
     ),
@@ -655,7 +658,7 @@ CLAIMS: tuple[Claim, ...] = (
         10,
         "The gate; literal-heavy corrections",
         (RTI, "rti_strict", "rti_ungated", "rti_noisy", "rti_verbose", "rti_verbose_strict"),
-        gate,
+        early(gate),
         "",
         short=True,
         bar=("share of corrections that pass", passed),

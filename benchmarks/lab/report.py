@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.arms import SHORT
 from lab.claims import CLAIMS, RULE, Claim, Finding, agreement
 from lab.results import KEPT, Results, Run
 
@@ -29,7 +30,7 @@ def write_report(results: Results, target: Path, suite: str, verl: Results) -> s
     results, verl = results.rounded(), verl.rounded()  # whoever makes the table of the kept runs gets the same
     for claim in _claims(suite):
         if claim.has_figure(results):
-            draw(claim, claim.read(results), target / _figure(claim))
+            draw(claim, results.until(SHORT) if claim.short else results, target / _figure(claim))
     (target / "claims.md").write_text(table(results, suite, verl), encoding="utf-8")
     return "\n".join(_overview(results))
 
