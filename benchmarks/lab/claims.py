@@ -219,6 +219,7 @@ def gating(whole: Results) -> list[Finding]:
             above(runs, best_case, name, SUCCESS, f"what the errors cost there{when}")
             for name, best_case in zip((gated, const, rti), METHODS, strict=True)
         ]
+    found.append(above(whole, gated, const, last("val/step_accuracy"), f"{usual} to the end, share of right steps"))
     for arm in (GATED, "gated_systematic", gated):
         found.append(
             Finding(
