@@ -88,6 +88,11 @@ def last(name: str) -> Number:
     return read
 
 
+def first(name: str) -> Number:
+    """Value before training."""
+    return lambda run: run.first(name)
+
+
 def _signed(difference: Difference) -> str:
     if not difference.seeds:
         return "-"
@@ -182,7 +187,11 @@ def coverage(results: Results) -> list[Finding]:
             above(results, method, baseline, last("hard/pass@4"), "pass@4, hard problems"),
             above(results, method, baseline, last("train/solved_share"), "training problems ever solved without help"),
         ]
-    return found
+    before = "; ".join(
+        f"{label} {results.text('grpo_hard', first(f'{split}/pass@4'))}"
+        for split, label in (("val", "validation"), ("harder", "longer problems"), ("hard", "hard problems"))
+    )
+    return [*found, Finding("before training: pass@4", before, "reported" if results.of("grpo_hard") else "not run")]
 
 
 def gating(whole: Results) -> list[Finding]:
@@ -510,9 +519,9 @@ def forgetting(results: Results) -> list[Finding]:
         found.append(
             Finding(
                 f"{arm}: old task, length, steps, before -> after",
-                f"old {results.text(arm, lambda r: r.first('old/success'))} -> {results.text(arm, last('old/success'))}; "
-                f"length {results.text(arm, lambda r: r.first('val/length'), 1)} -> {results.text(arm, last('val/length'), 1)}; "
-                f"steps {results.text(arm, lambda r: r.first('val/steps'), 2)} -> {results.text(arm, last('val/steps'), 2)}",
+                f"old {results.text(arm, first('old/success'))} -> {results.text(arm, last('old/success'))}; "
+                f"length {results.text(arm, first('val/length'), 1)} -> {results.text(arm, last('val/length'), 1)}; "
+                f"steps {results.text(arm, first('val/steps'), 2)} -> {results.text(arm, last('val/steps'), 2)}",
                 "reported" if results.of(arm) else "not run",
             )
         )
