@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ def main() -> None:
             parser.error(f"--{name} {unknown} are not in the suite {args.suite}, which has {sorted(known)}")
     out = args.out or ROOT / ".cache" / "lab" / args.suite
     try:
-        with _alone(out):
+        with nullcontext() if args.report_only else _alone(out):  # one may look at what there is so far
             work(args, experiments, out)
     except KeyboardInterrupt:
         sys.exit("lab: interrupted; started again it goes on with the runs that are not finished")

@@ -242,7 +242,7 @@ def test_a_report_of_nothing_is_refused(monkeypatch, tmp_path, kept):
 
 
 def test_two_at_once_in_one_folder_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["run.py", "--report-only", "--out", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["run.py", "--out", str(tmp_path)])
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SystemExit, match="another run of the laboratory is at work"):
