@@ -156,6 +156,9 @@ def _arms() -> dict[str, Arm]:
         "rti_hint": replace(rti, corrector="hint"),
         "rti_strict": but(rti, gate__delta=1.5),
     }
+    # corrections that make sessions fail (they run out of room): who learns from them all the same
+    short["const_verbose_success"] = but(short["const_verbose"], anchor__relax="success")
+    short["proxy_verbose"] = replace(proxy, corrector="verbose")
     # a teacher whose words are right but not the policy's, under the narrow bound
     short["rti_verbose_strict"] = but(short["rti_verbose"], gate__delta=1.5)
     # what a judge that errs is shown; without the gate, which stops most answers that come too early

@@ -330,6 +330,14 @@ def anchor(results: Results) -> list[Finding]:
         above(results, "const_strong", "grpo_strong", SUCCESS, "the same policy"),
         above(results, "proxy_strong", "grpo_strong", SUCCESS, "the same policy"),
     ]
+    failing = "judge whose words make sessions fail"
+    for a, b in (
+        ("proxy_verbose", "const_verbose"),
+        ("const_verbose_success", "const_verbose"),
+        ("grpo_hard", "const_verbose"),
+    ):
+        found.append(above(results, a, b, SUCCESS, failing))
+        found.append(above(results, a, b, last("val/step_accuracy"), f"{failing}, share of right steps"))
     preset, larger = "against the preset (beta 0.001)", "against beta 0.1 with the preset's anchor"
     for arm, base, what in (
         ("const_beta_0.01", CONST, preset),
@@ -615,6 +623,7 @@ CLAIMS: tuple[Claim, ...] = (
             *(CONST, "proxy_hard", "const_beta_0.01", "const_beta_0.1"),
             *("const_beta_0.1_success", "const_beta_0.1_uncapped", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1"),
             *("grpo_strong", "const_strong", "proxy_strong"),
+            *("const_verbose", "const_verbose_success", "proxy_verbose"),
         ),
         early(anchor),
         "",

@@ -56,7 +56,8 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (5, ("const_beta_0.01", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1")),
     (5, ("const_beta_0.1_success", "const_beta_0.1_uncapped")),
     (1, ("vcv_hard", "vcv_unweighted")),
-    (3, ("const_alarmist", "const_verbose", "const_leaking", "gated_alarmist", "rti_leaking")),
+    (5, ("const_verbose", "const_verbose_success", "proxy_verbose")),
+    (3, ("const_alarmist", "const_leaking", "gated_alarmist", "rti_leaking")),
 )
 
 
