@@ -13,10 +13,11 @@ from lab.results import Difference, Number, Rate, Results, Run
 
 RULE = (
     "A statement of the form *a above b* **holds** if the difference, paired over at least 3 seeds, is above 0 at 5 % by "
-    "Student's t (2.92 standard errors for 3 seeds); it **does not hold** if it is below 0 or, for rates, below 0.02, at 5 %; "
-    "otherwise, and where both are above 0.97 or below 0.03, it is **not decidable here**. The standard error of a rate is never "
-    "taken smaller than what its attempts leave to chance. Of so many statements some hold by chance: one near the bound says "
-    "little. Spreads are standard deviations over seeds. *Success* is that on held-out problems of the usual length."
+    "Student's t (2.92 standard errors for 3 seeds); **the reverse holds** if it is below 0; it **does not hold** if, for rates, "
+    "it is below 0.02, at 5 %; otherwise, and where both are above 0.97 or below 0.03, it is **not decidable here**. The standard "
+    "error of a rate is never taken smaller than what its attempts leave to chance. Of so many statements some hold by chance: one "
+    "near the bound says little. Spreads are standard deviations over seeds. *Success* is that on held-out problems of the usual "
+    "length."
 )
 
 
@@ -26,7 +27,7 @@ class Finding:
 
     Attributes:
         numbers: what was measured.
-        verdict: holds | does not hold | not decidable here | not run.
+        verdict: holds | the reverse holds | does not hold | not decidable here | not run | not looked at | reported.
     """
 
     statement: str
@@ -69,6 +70,8 @@ class Claim:
 
 
 _EXAMINATION = Examination()
+#: at validation problems at one look
+ATTEMPTS = _EXAMINATION.problems * _EXAMINATION.attempts
 #: problems of a split at one look
 _PROBLEMS = {"val": _EXAMINATION.problems, "harder": _EXAMINATION.problems // 2, "hard": _EXAMINATION.problems // 2}
 
@@ -108,7 +111,8 @@ def above(results: Results, a: str, b: str, number: Number, what: str, other: Nu
         if difference.seeds
         else "-"
     )
-    return Finding(f"{a} above {b}: {what}", numbers, difference.verdict())
+    looked_at = difference.seeds or not (results.of(a) and results.of(b))
+    return Finding(f"{a} above {b}: {what}", numbers, difference.verdict() if looked_at else "not looked at")
 
 
 #: standard deviation of one look at validation success: 48 problems, 4 sessions each, near 0.5
@@ -123,13 +127,17 @@ HARD_METHODS = (GATED, CONST, RTI)
 
 
 #: at the best of all looks
-BEST = Rate(Run.best, _PROBLEMS["val"] * _EXAMINATION.attempts)
+BEST = Rate(Run.best, ATTEMPTS)
 
 
 def speed(run: Run) -> float:
     """Mean validation success over the looks after the first: how soon it is learned."""
     values = [value for _, value in run.curve("val/success")][1:]
     return sum(values) / len(values) if values else math.nan
+
+
+#: at four looks
+SPEED = Rate(speed, 4 * ATTEMPTS)
 
 
 def final_success(results: Results) -> list[Finding]:
@@ -148,7 +156,7 @@ def final_success(results: Results) -> list[Finding]:
         for baseline in BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint"))
             found.append(above(results, method, baseline, BEST, "best checkpoint"))
-            found.append(above(results, method, baseline, speed, "mean over all looks"))
+            found.append(above(results, method, baseline, SPEED, "mean over the looks after the first"))
     early = results.until(SHORT)
     after = f"after {SHORT} updates, trained on hard problems"
     others = (
@@ -175,7 +183,7 @@ def _at_equal_time(results: Results, a: str, b: str) -> Finding:
     def number(run: Run) -> float:
         return run.at_seconds(budget[run.seed])
 
-    return above(results, a, b, number, "at equal CPU time (the shorter of both)")
+    return above(results, a, b, Rate(number, ATTEMPTS), "at equal CPU time (the shorter of both)")
 
 
 def coverage(results: Results) -> list[Finding]:
@@ -219,22 +227,26 @@ def gating(whole: Results) -> list[Finding]:
     ):
         found.append(above(results, base, name, SUCCESS, "what the fault of the judge costs"))
         found.append(above(results, base, name, last("val/step_accuracy"), "the same, share of right steps"))
+        found.append(above(results, name, "grpo_hard", SUCCESS, "such a judge against none"))
     # where the policy often succeeds by itself
     usual = "systematic errors, trained on problems of the usual length"
     gated, const, rti = (f"{method}_systematic_usual" for method in ("gated", "const", "rti"))
-    for runs, when in ((results, ""), (whole, " to the end")):
+    for runs, when in ((results, ""), (whole, " to the end (seeds 3 to 5 were added as three had not decided)")):
         found += [above(runs, gated, other, SUCCESS, f"{usual}{when}") for other in (const, rti, "grpo")]
         found += [
             above(runs, best_case, name, SUCCESS, f"what the errors cost there{when}")
             for name, best_case in zip((gated, const, rti), METHODS, strict=True)
         ]
-    found.append(above(whole, gated, const, last("val/step_accuracy"), f"{usual} to the end, share of right steps"))
-    for arm in (GATED, "gated_systematic", gated):
+    found.append(
+        above(whole, gated, const, last("val/step_accuracy"), f"{usual} to the end, share of right steps (as above)")
+    )
+    for runs, arm in ((results, GATED), (results, "gated_alarmist"), (whole, GATED), (whole, gated)):
+        updates = runs.of(arm)[0].experiment["updates"] if runs.of(arm) else 0
         found.append(
             Finding(
-                f"{arm}: share of sessions whose gate stays closed",
-                f"{whole.text(arm, closed)}, in the last quarter {whole.text(arm, closed_late)}",
-                "reported" if whole.of(arm) else "not run",
+                f"{arm}: share of sessions whose gate stays closed, {updates} updates",
+                f"{runs.text(arm, closed)}, in the last quarter {runs.text(arm, closed_late)}",
+                "reported" if updates else "not run",
             )
         )
     return found
@@ -306,7 +318,7 @@ def intensity(results: Results) -> list[Finding]:
 
 
 def _weaker(verdicts: Sequence[str]) -> str:
-    order = ("not run", "does not hold", "not decidable here", "holds")
+    order = ("not run", "the reverse holds", "does not hold", "not decidable here", "holds")
     return min(verdicts, key=order.index)
 
 
@@ -338,6 +350,11 @@ def anchor(results: Results) -> list[Finding]:
     ):
         found.append(above(results, a, b, SUCCESS, failing))
         found.append(above(results, a, b, last("val/step_accuracy"), f"{failing}, share of right steps"))
+    steps = last("val/step_accuracy")
+    before = results.text("const_verbose", first("val/step_accuracy"))
+    numbers = f"{before} -> {results.text('const_verbose', steps)}; bonus {results.text('const_verbose', bonus)}"
+    verdict = "reported" if results.of("const_verbose") else "not run"
+    found.append(Finding("const_verbose: share of right steps before -> after", numbers, verdict))
     preset, larger = "against the preset (beta 0.001)", "against beta 0.1 with the preset's anchor"
     for arm, base, what in (
         ("const_beta_0.01", CONST, preset),
@@ -357,6 +374,10 @@ def anchor(results: Results) -> list[Finding]:
     return found
 
 
+def bonus(run: Run) -> float:
+    return run.mean("intervention/bonus")
+
+
 def control(results: Results) -> list[Finding]:
     against = "control sessions against the group mean as baseline"
     return [
@@ -366,7 +387,7 @@ def control(results: Results) -> list[Finding]:
             CONST,
             "const_group_baseline",
             SUCCESS,
-            f"{against}, divided by its standard deviation as GRPO does",
+            f"{against}, divided by its deviation as GRPO does (under Adam nearly the same procedure here)",
         ),
         above(results, CONST, "const_control_2", SUCCESS, "4 against 2 control sessions of 8"),
         above(results, CONST, "const_control_6", SUCCESS, "4 against 6 control sessions of 8"),
@@ -447,12 +468,14 @@ def rti_parts(results: Results) -> list[Finding]:
     found = []
     for a, b, what in (
         ("rti_noisy_checked", "rti_noisy_unverified", "noisy, with exact Verifier against none"),
-        ("rti_noisy_unverified", "grpo_hard", "noisy, without Verifier, against no interventions"),
-        (RTI, "rti_unweighted", "with against without steering weights"),
-        (RTI, "rti_eps_cal_0.5", "eps_cal 0.2 against 0.5"),
+        # the gate stops nothing of an exact judge, and that arm was looked at in full after 20 updates
+        ("rti_ungated", "rti_unweighted", "with against without steering weights"),
+        ("rti_ungated", "rti_eps_cal_0.5", "eps_cal 0.2 against 0.5"),
         ("rti_noisy", "rti_noisy_ungated", "noisy judge, with against without gate"),
     ):
         found += [above(results, a, b, number, f"{what}{split}") for split, number in splits]
+    what = "noisy, without Verifier, against no interventions"
+    found.append(above(results, "rti_noisy_unverified", "grpo_hard", SUCCESS, what))
     consistent = last("val/pass^4")
     teacher = "teacher that is right in words of its own, bound 5 against 1.5"
     return [
@@ -596,13 +619,19 @@ CLAIMS: tuple[Claim, ...] = (
         3,
         "Gated interventions under clean, noisy and systematically wrong judges",
         (
-            "grpo_hard",
-            *HARD_METHODS,
+            *("grpo_hard", "grpo", *HARD_METHODS, *METHODS, "const_insertions_16"),
             *(f"{m}_{j}" for j in ("noisy", "systematic", "systematic_usual") for m in ("gated", "const", "rti")),
+            *("const_alarmist", "gated_alarmist", "const_verbose", "const_leaking", "rti_leaking"),
         ),
         gating,
-        "",
-        short=True,
+        drawn={
+            "grpo": "GRPO",
+            "mintrl_gated": "mintrl_gated, exact judge",
+            "gated_systematic_usual": "mintrl_gated, misled judge",
+            "mintrl_const": "mintrl_const, exact judge",
+            "const_systematic_usual": "mintrl_const, misled judge",
+            "rti_systematic_usual": "rti, misled judge",
+        },
     ),
     Claim(
         4,

@@ -84,9 +84,13 @@ def _overview(results: Results) -> list[str]:
         "inserted": lambda r: r.mean("intervention/inserted_token_share"),
         "CPU s per update": lambda r: r.seconds() / r.experiment["updates"],
     }
-    lines = ["| arm | seeds | " + " | ".join(columns) + " | commit |", "|---|---|" + "---|" * (len(columns) + 1)]
+    lines = [
+        "| arm | seeds | updates | " + " | ".join(columns) + " | commit |",
+        "|---|---|" + "---|" * (len(columns) + 2),
+    ]
     for arm in sorted(results.arms, key=lambda arm: -float(np.mean(results.values(arm, columns["last"])))):
-        numbers = [results.text(arm, number) for number in columns.values()]
+        numbers = [str(results.of(arm)[0].experiment["updates"])]
+        numbers += [results.text(arm, number) for number in columns.values()]
         seeds = " ".join(str(run.seed) for run in results.of(arm))
         commits = " ".join(sorted({run.commit or "-" for run in results.of(arm)}))
         lines.append(f"| {arm} | {seeds} | " + " | ".join(numbers) + f" | {commits} |")

@@ -179,8 +179,8 @@ class Difference:
     def verdict(self) -> str:
         """Whether a is larger than b, at 5 % in each direction by Student's t over at least 3 seeds.
 
-        ``holds``: larger than 0. ``does not hold``: smaller than 0, or smaller than ``margin``. Otherwise, and where both are
-        ``bounded``, ``not decidable here``.
+        ``holds``: larger than 0. ``the reverse holds``: smaller than 0. ``does not hold``: smaller than ``margin``. Otherwise, and
+        where both are ``bounded``, ``not decidable here``.
         """
         if self.seeds == 0:
             return "not run"
@@ -189,7 +189,9 @@ class Difference:
         reach = STUDENT.get(self.seeds, STUDENT[max(STUDENT)]) * self.error
         if self.mean > reach:
             return "holds"
-        if self.mean < -reach or self.mean + reach < self.margin:
+        if self.mean < -reach:
+            return "the reverse holds"
+        if self.mean + reach < self.margin:
             return "does not hold"
         return "not decidable here"
 

@@ -31,7 +31,7 @@ def make_run(arm, seed, successes, **more):
         (Difference(0.1, 0.02, 2), "not decidable here"),
         (Difference(0.1, math.nan, 1), "not decidable here"),
         (Difference(0.03, 0.02, 3), "not decidable here"),
-        (Difference(-0.1, 0.02, 3), "does not hold"),
+        (Difference(-0.1, 0.02, 3), "the reverse holds"),
         (Difference(0.0, 0.005, 3), "does not hold"),
         (Difference(0.056, 0.027, 3), "not decidable here"),
         (Difference(0.056, 0.022, 4), "holds"),
