@@ -24,6 +24,10 @@ BOUND = 0.03
 STUDENT = {3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015}
 
 
+class Refused(ValueError):
+    """What is asked for cannot be done; the message says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One file of the runner.
@@ -209,7 +213,7 @@ class Results:
         A damaged or unfinished file of the folder is named and left out, so that its run is made again.
 
         Raises:
-            ValueError: a line of ``kept`` is damaged.
+            Refused: a line of ``kept`` is damaged.
         """
         runs: list[Run] = []
         if kept is not None and kept.is_file():
@@ -217,7 +221,7 @@ class Results:
                 try:
                     runs.append(Run.from_kept(json.loads(line)))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise ValueError(
+                    raise Refused(
                         f"{kept}, line {number}, is no kept run ({type(error).__name__}); mend or drop it"
                     ) from error
         for path in sorted(folder.glob("*.jsonl")):

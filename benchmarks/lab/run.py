@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from lab.results import KEPT, Results
+from lab.results import KEPT, Refused, Results
 
 if TYPE_CHECKING:
     from lab.loop import Experiment
@@ -75,7 +75,7 @@ def main() -> None:
             work(args, experiments, out)
     except KeyboardInterrupt:
         sys.exit("lab: interrupted; started again it goes on with the runs that are not finished")
-    except (OSError, ValueError) as error:
+    except (OSError, Refused) as error:
         sys.exit(f"lab: {error}")
 
 
@@ -84,14 +84,14 @@ def _alone(out: Path) -> Iterator[None]:
     """Two of us would make the same runs twice.
 
     Raises:
-        ValueError: another one is at work in this folder.
+        Refused: another one is at work in this folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another run of the laboratory is at work in {out}; wait for it or give --out") from None
+            raise Refused(f"another run of the laboratory is at work in {out}; wait for it or give --out") from None
         yield
 
 
@@ -99,7 +99,7 @@ def work(args: argparse.Namespace, experiments: Sequence[Experiment], out: Path)
     """Make the runs that are missing, then table and figures.
 
     Raises:
-        ValueError: there is nothing to report, or a file of kept runs is damaged.
+        Refused: there is nothing to report, all runs began with another policy, or a file of kept runs is damaged.
     """
     from lab.pretrain import POLICY, cached, policy_path
     from lab.report import KEPT_VERL, write_report
@@ -115,10 +115,10 @@ def work(args: argparse.Namespace, experiments: Sequence[Experiment], out: Path)
             print(
                 f"lab: {others} runs are of other arms, configurations or policies than this suite's, and do not count"
             )
-        if len(found) and not len(counting):
+        if len(found) and name not in found.policies:
             began = ", ".join(sorted(found.policies))
-            raise ValueError(
-                f"none of {len(found)} runs counts: they began with {began}, this code makes {name}; undo the change of its "
+            raise Refused(
+                f"none of {len(found)} runs counts: they began with {began}, and this code makes {name}; undo the change of its "
                 "sources (tasks.py, corpus.py, tokenizer.py, pretrain.py), or give --out and --results new folders"
             )
         return counting
@@ -138,7 +138,7 @@ def work(args: argparse.Namespace, experiments: Sequence[Experiment], out: Path)
         failed = execute(chosen, policy, out / "runs", args.jobs)
     results = finished()
     if not len(results) and not failed:
-        raise ValueError(f"no runs of the suite {args.suite} in {out / 'runs'} or {target / KEPT}: nothing to report")
+        raise Refused(f"no runs of the suite {args.suite} in {out / 'runs'} or {target / KEPT}: nothing to report")
     if len(results):
         verl = Results.load(ROOT / ".cache" / "lab" / "verl", target / KEPT_VERL).only(wanted, name, any_length=True)
         print(write_report(results, target, args.suite, verl))

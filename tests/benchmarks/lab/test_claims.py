@@ -224,19 +224,28 @@ def test_arguments_that_make_no_sense_are_refused(monkeypatch, capsys, arguments
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kept", [[], ["an old policy"]])
-def test_a_report_of_nothing_is_refused(monkeypatch, tmp_path, kept):
-    """Also where every kept run began with another policy: the table would be emptied."""
+@pytest.mark.parametrize(
+    ("policy", "changed", "said"),
+    [
+        (None, {}, "nothing to report"),
+        ("an old policy", {}, "they began with an old policy"),
+        (
+            cached("policy", POLICY).name,
+            {"n": 99},
+            "nothing to report",
+        ),  # another configuration: its run can be made again
+    ],
+)
+def test_a_report_of_nothing_is_refused(monkeypatch, tmp_path, policy, changed, said):
+    """Also where no kept run counts: the table would be emptied."""
     experiments = [as_json(e) for e in suite("full")[:2]]
     rows = [{"update": u, "val/success": 0.1} for u in range(41)]
-    for policy in kept:
-        Results([Run(e, rows, policy) for e in experiments]).keep(tmp_path / KEPT)
+    if policy is not None:
+        Results([Run({**e, **changed}, rows, policy) for e in experiments]).keep(tmp_path / KEPT)
     (tmp_path / "claims.md").write_text("a table")
-    monkeypatch.setattr(
-        "sys.argv",
-        ["run.py", "--suite", "full", "--report-only", "--results", str(tmp_path), "--out", str(tmp_path / "o")],
-    )
-    with pytest.raises(SystemExit, match="they began with an old policy" if kept else "nothing to report"):
+    arguments = ["--suite", "full", "--report-only", "--results", str(tmp_path), "--out", str(tmp_path / "o")]
+    monkeypatch.setattr("sys.argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit, match=said):
         main()
     assert (tmp_path / "claims.md").read_text() == "a table"
 
