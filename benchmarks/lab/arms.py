@@ -109,7 +109,7 @@ def _arms() -> dict[str, Arm]:
         **{
             f"{name}_hard": arm
             for name, arm in {**presets, **baselines}.items()
-            if name in ("grpo", "sft_then_grpo", "sft_more_then_grpo", "regression_on_policy")
+            if name in ("grpo", "sft_then_grpo", "sft_more_then_grpo", "regression_on_policy", "rti")
         },
         "const_hard_insertions_8": const,
         "gated_hard_insertions_8": gated,

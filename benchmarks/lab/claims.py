@@ -142,7 +142,7 @@ SPEED = Rate(speed, 4 * ATTEMPTS)
 
 def final_success(results: Results) -> list[Finding]:
     found = []
-    for method in HARD_METHODS:
+    for method in (*HARD_METHODS, "rti_hard"):  # that one with two insertions
         for baseline in HARD_BASELINES:
             found.append(above(results, method, baseline, SUCCESS, "last checkpoint, trained on hard problems"))
             found += [

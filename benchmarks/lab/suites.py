@@ -55,7 +55,7 @@ FULL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (7, ("const_stop", "gated_stop")),
     (5, ("const_beta_0.01", "const_beta_0.1_kappa_-2", "const_beta_0.1_kappa_1")),
     (5, ("const_beta_0.1_success", "const_beta_0.1_uncapped")),
-    (1, ("vcv_hard", "vcv_unweighted")),
+    (1, ("vcv_hard", "vcv_unweighted", "rti_hard")),
     (5, ("const_verbose", "const_verbose_success", "proxy_verbose")),
     (3, ("const_alarmist", "const_leaking", "gated_alarmist", "rti_leaking")),
 )
