@@ -132,7 +132,7 @@ def _arms() -> dict[str, Arm]:
         short[f"const_every_{steps}"] = but(const, review__every_steps=steps)
     for size in (2, 6):
         short[f"const_control_{size}"] = but(const, control__size=size)
-    # the relaxed anchor; at the default beta it adds 0.005 to advantages near 1, so its parts are varied at a larger one
+    # the relaxed anchor; at the default beta it adds 0.004 to advantages near 1, so its parts are varied at a larger one
     for beta in (1e-2, 1e-1):
         short[f"const_beta_{beta:g}"] = but(const, objective__beta=beta)
     relaxed = short["const_beta_0.1"]

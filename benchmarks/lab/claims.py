@@ -115,6 +115,11 @@ def above(results: Results, a: str, b: str, number: Number, what: str, other: Nu
     return Finding(f"{a} above {b}: {what}", numbers, difference.verdict() if looked_at else "not looked at")
 
 
+def reported(results: Results, arm: str, statement: str, numbers: str) -> Finding:
+    """Numbers without a verdict, read from ``arm``."""
+    return Finding(statement, numbers, "reported" if results.of(arm) else "not run")
+
+
 #: standard deviation of one look at validation success: 48 problems, 4 sessions each, near 0.5
 LOOK_ERROR = 0.04
 SUCCESS = last("val/success")
@@ -199,7 +204,7 @@ def coverage(results: Results) -> list[Finding]:
         f"{label} {results.text('grpo_hard', first(f'{split}/pass@4'))}"
         for split, label in (("val", "validation"), ("harder", "longer problems"), ("hard", "hard problems"))
     )
-    return [*found, Finding("before training: pass@4", before, "reported" if results.of("grpo_hard") else "not run")]
+    return [*found, reported(results, "grpo_hard", "before training: pass@4", before)]
 
 
 def gating(whole: Results) -> list[Finding]:
@@ -242,12 +247,9 @@ def gating(whole: Results) -> list[Finding]:
     )
     for runs, arm in ((results, GATED), (results, "gated_alarmist"), (whole, GATED), (whole, gated)):
         updates = runs.of(arm)[0].experiment["updates"] if runs.of(arm) else 0
+        numbers = f"{runs.text(arm, closed)}, in the last quarter {runs.text(arm, closed_late)}"
         found.append(
-            Finding(
-                f"{arm}: share of sessions whose gate stays closed, {updates} updates",
-                f"{runs.text(arm, closed)}, in the last quarter {runs.text(arm, closed_late)}",
-                "reported" if updates else "not run",
-            )
+            reported(runs, arm, f"{arm}: share of sessions whose gate stays closed, {updates} updates", numbers)
         )
     return found
 
@@ -281,30 +283,23 @@ def intensity(results: Results) -> list[Finding]:
 
     verdicts = [results.difference(middle, end, SUCCESS).verdict() for end in (least, most)]
     statement = "inverted U over insertions per session (0, 1, 2, 4, 8, 16): 4 above 0 and above 16"
-    reported = "reported" if results.of(middle) else "not run"
     hard = last("hard/success")
     found = [
         Finding(statement, by_count(SUCCESS), _weaker(verdicts)),
-        Finding("the same arms: share of inserted tokens", by_count(share), reported),
-        Finding("the same arms: success on hard problems (8: not looked at)", by_count(hard), reported),
+        reported(results, middle, "the same arms: share of inserted tokens", by_count(share)),
+        reported(results, middle, "the same arms: success on hard problems (8: not looked at)", by_count(hard)),
         above(results, middle, "const_insertions_2", SUCCESS, "4 insertions against 2"),
         above(results, middle, "const_insertions_2", hard, "the same, success on hard problems"),
         above(results, most, "const_insertions_2", hard, "16 insertions against 2, success on hard problems"),
     ]
     for arm, treated in (("const_control_6", 25), (CONST, 50), ("const_control_2", 75)):
         numbers = f"success {results.text(arm, SUCCESS)}, inserted {results.text(arm, share)}"
-        name = f"{arm}: {treated} % of the sessions treated"
-        found.append(Finding(name, numbers, "reported" if results.of(arm) else "not run"))
+        found.append(reported(results, arm, f"{arm}: {treated} % of the sessions treated", numbers))
     for arm in (CONST, "const_every_2", "const_every_3"):
         calls = results.text(arm, lambda r: r.gathered("intervention/judge_calls"), 0)
         per = results.text(arm, per_thousand_calls)
-        found.append(
-            Finding(
-                f"{arm}: success per judge call",
-                f"success {results.text(arm, SUCCESS)}, {calls} calls, gain per 1000 calls {per}",
-                "reported" if results.of(arm) else "not run",
-            )
-        )
+        numbers = f"success {results.text(arm, SUCCESS)}, {calls} calls, gain per 1000 calls {per}"
+        found.append(reported(results, arm, f"{arm}: success per judge call", numbers))
     found.append(
         above(
             results,
@@ -353,8 +348,7 @@ def anchor(results: Results) -> list[Finding]:
     steps = last("val/step_accuracy")
     before = results.text("const_verbose", first("val/step_accuracy"))
     numbers = f"{before} -> {results.text('const_verbose', steps)}; bonus {results.text('const_verbose', bonus)}"
-    verdict = "reported" if results.of("const_verbose") else "not run"
-    found.append(Finding("const_verbose: share of right steps before -> after", numbers, verdict))
+    found.append(reported(results, "const_verbose", "const_verbose: share of right steps before -> after", numbers))
     preset, larger = "against the preset (beta 0.001)", "against beta 0.1 with the preset's anchor"
     for arm, base, what in (
         ("const_beta_0.01", CONST, preset),
@@ -366,7 +360,7 @@ def anchor(results: Results) -> list[Finding]:
     ):
         finding = above(results, arm, base, SUCCESS, what)
         extra = (
-            f"; bonus {results.text(arm, lambda r: r.mean('intervention/bonus'))}, sign flips per update "
+            f"; bonus {results.text(arm, bonus)}, sign flips per update "
             f"{results.text(arm, lambda r: r.mean('intervention/sign_flips'), 1)}, capped "
             f"{results.text(arm, lambda r: r.mean('intervention/bonus_capped_share'), 2)}"
         )
@@ -453,9 +447,7 @@ def evidence(results: Results) -> list[Finding]:
             f"success {results.text(arm, SUCCESS)}, steps right "
             f"{results.text(arm, last('val/step_accuracy'))}, steps {results.text(arm, last('val/steps'), 2)}"
         )
-        found.append(
-            Finding(f"{arm}: answers where a step had to stand", numbers, "reported" if results.of(arm) else "not run"),
-        )
+        found.append(reported(results, arm, f"{arm}: answers where a step had to stand", numbers))
     return found
 
 
@@ -531,13 +523,8 @@ def stability(results: Results) -> list[Finding]:
     ]
     for arm in (*rough, "grpo_rough", "gspo_rough"):
         drop = results.text(arm, lambda r: r.best() - r.last())
-        found.append(
-            Finding(
-                f"{arm}: best minus last",
-                f"{drop}; entropy {results.text(arm, last('actor/entropy'))}",
-                "reported" if results.of(arm) else "not run",
-            )
-        )
+        numbers = f"{drop}; entropy {results.text(arm, last('actor/entropy'))}"
+        found.append(reported(results, arm, f"{arm}: best minus last", numbers))
     return found
 
 
@@ -547,15 +534,12 @@ def forgetting(results: Results) -> list[Finding]:
         for method in (*HARD_METHODS, "grpo_hard")
     ]
     for arm in ("grpo_hard", "sft_then_grpo_hard", "sft_more_then_grpo_hard", *HARD_METHODS):
-        found.append(
-            Finding(
-                f"{arm}: old task, length, steps, before -> after",
-                f"old {results.text(arm, first('old/success'))} -> {results.text(arm, last('old/success'))}; "
-                f"length {results.text(arm, first('val/length'), 1)} -> {results.text(arm, last('val/length'), 1)}; "
-                f"steps {results.text(arm, first('val/steps'), 2)} -> {results.text(arm, last('val/steps'), 2)}",
-                "reported" if results.of(arm) else "not run",
-            )
+        numbers = (
+            f"old {results.text(arm, first('old/success'))} -> {results.text(arm, last('old/success'))}; "
+            f"length {results.text(arm, first('val/length'), 1)} -> {results.text(arm, last('val/length'), 1)}; "
+            f"steps {results.text(arm, first('val/steps'), 2)} -> {results.text(arm, last('val/steps'), 2)}"
         )
+        found.append(reported(results, arm, f"{arm}: old task, length, steps, before -> after", numbers))
     return found
 
 

@@ -90,7 +90,7 @@ def suite(name: str) -> list[Experiment]:
         return [
             experiment(arm, seed)
             for _, arms in FULL
-            for seed in range(6)
+            for seed in sorted({*SEEDS}.union(*MORE_SEEDS.values()))
             for arm in arms
             if seed in MORE_SEEDS.get(arm, SEEDS)
         ]
